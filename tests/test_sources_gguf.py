@@ -53,6 +53,7 @@ def same_tokens(one, other, count: int = 500) -> None:
             assert one.decode(ids) == other.decode(ids), text
 
 
+LAYER = "model.layers.0."
 NOBODY = "http://127.0.0.1:1"
 
 
@@ -236,7 +237,7 @@ def test_every_bias_of_the_file_is_added_or_the_file_is_refused(name, changes, t
         assert len(biases) == {(): 0, ("attention_bias",): 4, ("mlp_bias",): 3}[tuple(changes)]
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.input_layernorm.weight", "lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize("name", ["lm_head.weight", f"{LAYER}input_layernorm.weight", f"{LAYER}mlp.up_proj.weight"])
 def test_two_tensors_that_are_the_same_one_are_refused(name, tmp_path):
     raw = tiny_config("llama")
     tensors = random_tensors(raw)

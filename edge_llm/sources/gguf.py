@@ -128,7 +128,9 @@ class GgufSource:
     def generation_config(self) -> dict[str, Any]:
         sampling = {theirs: self._model.pairs.get(f"general.sampling.{ours}") for ours, theirs in _SAMPLING.items()}
         found: dict[str, Any] = {
-            name: value for name, value in sampling.items() if type(value) in (int, float) and math.isfinite(value)
+            name: value
+            for name, value in sampling.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         }
         bos = self._special("bos")
         return found | ({} if bos is None else {"bos_token_id": bos}) | {"eos_token_id": self._ends}
@@ -225,7 +227,9 @@ def _names(model: GgufModel) -> dict[str, str]:
         if info.name == _FREQUENCIES:
             continue
         if (other := found.setdefault(_source_name(info.name), info.name)) != info.name:
-            raise InvalidModel(f"{model.where}: `{shown(other)}` and `{shown(info.name)}` are the same tensor; convert it again")
+            raise InvalidModel(
+                f"{model.where}: `{shown(other)}` and `{shown(info.name)}` are the same tensor; convert the model again"
+            )
     return found
 
 
