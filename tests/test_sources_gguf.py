@@ -171,6 +171,7 @@ WRONG = {
     "kv heads by layer": ({"llama.attention.head_count_kv": [1, 2]}, InvalidModel, "array of different values"),
     "part of a head turned": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of `8` experts"),
+    "not causal": ({"llama.attention.causal": False}, UnsupportedModel, "only causal models run"),
     "yarn": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "scaling `yarn`"),
     "linear by 2": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, UnsupportedModel, "by `2`"),
     "a tokenizer of another kind": ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "kind `bert`"),

@@ -306,6 +306,8 @@ def _refuse_what_is_more(model: GgufModel, family: str) -> None:
     """Raise `UnsupportedModel` for what the architecture's name allows and does not run here."""
     if experts := model.integer(f"{family}.expert_count", 0, 1 << 20, 0):
         raise UnsupportedModel(f"{model.where} is a mixture of `{experts}` experts; those do not run here")
+    if not model.flag(f"{family}.attention.causal", True):
+        raise UnsupportedModel(f"{model.where} has tokens that see those after them; only causal models run here")
     kind = model.text(f"{family}.rope.scaling.type", "none")
     factor = model.number(f"{family}.rope.scaling.factor", 0.0, 1e9, 1.0)
     factor *= model.number(f"{family}.rope.scale_linear", 0.0, 1e9, 1.0)
