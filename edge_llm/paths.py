@@ -193,6 +193,9 @@ def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
         way_out = f"write `edge-llm run {_model_for_a_prompt()} {_quoted(words)}`"
         return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
     if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)):
+        if not _is_path(model):
+            said = f"no model is called `{name}`; there is one in the file `{name}` here: write `./{name}` to mean it"
+            return ModelNotFound(said, model=name)
         return ModelNotFound(f"`{name}` is not imported yet; run `edge-llm import {shlex.quote(name)}` first", model=name)
     if _is_path(model):
         folder = expanded(model)

@@ -31,7 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, UnsupportedModel
-from edge_llm.formats.gguf import GgufArray, open_gguf, without_part
+from edge_llm.formats.gguf import GgufArray, first_part, is_gguf, open_gguf, without_part
 from edge_llm.formats.gguf_blocks import REMOVED, TYPES, decode
 
 ROW = np.arange(32, dtype=np.float32)
@@ -334,6 +334,22 @@ def test_parts_that_are_not_of_one_model_are_refused(tmp_path):
         open_gguf(tmp_path / "m-00001-of-65535.gguf")
     with pytest.raises(ModelNotFound):
         open_gguf(tmp_path / "none.gguf")
+
+
+def test_the_first_part_is_found_by_any_of_them(tmp_path):
+    paths = parts(tmp_path)
+    assert {first_part(path) for path in paths} == {paths[0]} and first_part(tmp_path / "x.gguf") == tmp_path / "x.gguf"
+    beyond, many = tmp_path / "m-00009-of-00003.gguf", tmp_path / "m-00001-of-65535.gguf"
+    assert (first_part(beyond), first_part(many)) == (beyond, many)
+    paths[0].unlink()
+    assert first_part(paths[1]) == paths[1]
+    with pytest.raises(InvalidModel, match=r"m-00001-of-00003.gguf`, a part of the model, is missing"):
+        open_gguf(paths[1])
+
+
+def test_a_folder_is_no_file_whatever_its_name_ends_in(tmp_path):
+    (tmp_path / "x.gguf").mkdir()
+    assert not is_gguf(tmp_path / "x.gguf") and is_gguf(tmp_path / "y.GGUF")
 
 
 def test_a_file_that_grows_while_it_is_read_is_noticed(tmp_path):

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer as Backend
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
+from edge_llm.engine.library import is_made_from
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
@@ -51,6 +53,7 @@ def same_tokens(one, other, count: int = 500) -> None:
             assert one.decode(ids) == other.decode(ids), text
 
 
+LAYER = "model.layers.0."
 NOBODY = "http://127.0.0.1:1"
 
 
@@ -67,6 +70,8 @@ def edge_llm(home: Path, endpoint: str, edge_llm_home: Path, *words: str, **more
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
         ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
         ("mistral", {"sliding_window": 96}),
         ("qwen2", {}),
         ("qwen3", {"tie_word_embeddings": True}),
@@ -166,6 +171,7 @@ WRONG = {
     "kv heads by layer": ({"llama.attention.head_count_kv": [1, 2]}, InvalidModel, "array of different values"),
     "part of a head turned": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of `8` experts"),
+    "not causal": ({"llama.attention.causal": False}, UnsupportedModel, "only causal models run"),
     "yarn": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "scaling `yarn`"),
     "linear by 2": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, UnsupportedModel, "by `2`"),
     "a tokenizer of another kind": ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "kind `bert`"),
@@ -177,6 +183,7 @@ WRONG = {
     ),
     "more tokens than rows": ({"tokenizer.ggml.tokens": [str(i) for i in range(999)]}, InvalidTokenizer, "999 tokens"),
     "a merge of nothing": ({"tokenizer.ggml.merges": ["h nothing"]}, InvalidTokenizer, "merge `h nothing`"),
+    "a merge twice": ({"tokenizer.ggml.merges": ["h e", "h e"]}, InvalidTokenizer, "merge `h e` twice"),
     "an end beyond": ({"tokenizer.ggml.eos_token_id": 5000}, InvalidTokenizer, "`5000`"),
     "no scores": ({"tokenizer.ggml.model": "llama"}, InvalidTokenizer, "no `tokenizer.ggml.scores`"),
     "a template of 2 MiB": ({"tokenizer.chat_template": "x" * (2 << 20)}, InvalidTokenizer, "chat template has"),
@@ -208,6 +215,52 @@ def test_scores_without_order_and_scaled_tensors_are_refused(tmp_path):
         open_source(tmp_path / "m.gguf")
 
 
+BIASED = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm", "attn_q_norm"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"mlp_bias": True}], ids=["none", "attention", "mlp"])
+@pytest.mark.parametrize("name", BIASED)
+def test_every_bias_of_the_file_is_added_or_the_file_is_refused(name, changes, tmp_path):
+    """One more than the model has, or one less."""
+    raw = tiny_config("llama", num_hidden_layers=1, **changes)
+    tensors, pairs = model_tensors(raw, random_tensors(raw)), model_pairs(raw) | tokenizer_pairs()
+    own = f"blk.0.{name}.bias"
+    changed = [one for one in tensors if one[0] != own]
+    if len(changed) == len(tensors):
+        changed.append(floats(own, np.ones({"ffn_gate": 112, "ffn_up": 112}.get(name, 64))))
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, changed))
+    with pytest.raises(UnsupportedModel, match="bias.*does not run here") as refused:
+        open_source(tmp_path / "m.gguf")
+    assert "\n" not in str(refused.value)
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, tensors))
+    with open_source(tmp_path / "m.gguf") as source:
+        biases = {one for one in source.names() if one.endswith(".bias")}
+        assert len(biases) == {(): 0, ("attention_bias",): 4, ("mlp_bias",): 3}[tuple(changes)]
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", f"{LAYER}input_layernorm.weight", f"{LAYER}mlp.up_proj.weight"])
+def test_two_tensors_that_are_the_same_one_are_refused(name, tmp_path):
+    raw = tiny_config("llama")
+    tensors = random_tensors(raw)
+    again = floats(name, tensors[name] + 1)
+    for order in (1, -1):
+        mine = [*model_tensors(raw, tensors), again][::order]
+        (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), mine))
+        with pytest.raises(InvalidModel, match="are the same tensor"):
+            open_source(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_sampling_that_is_no_number_is_left_out(value, tmp_path):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    keys = ("temp", "top_k", "top_p", "min_p", "penalty_repeat")
+    pairs = model_pairs(raw) | tokenizer_pairs() | {f"general.sampling.{key}": value for key in keys}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    with open_source(tmp_path / "m.gguf") as source:
+        assert set(source.generation_config()) == {"bos_token_id", "eos_token_id"}
+    assert open_bundle(import_model(tmp_path / "m.gguf", target=tmp_path / "bundle")).config.num_layers == 1
+
+
 def test_unigram_and_its_spaces(tmp_path):
     raw = tiny_config("llama")
     words = ["<unk>", "</s>", "\u2581", "\u2581hello", "h", "e", "l", "o", "\u2581he", "llo", "\u2581world"]
@@ -222,6 +275,56 @@ def test_unigram_and_its_spaces(tmp_path):
         ids = tokenizer.encode("hello world hello")
         assert [words[number] for number in ids] == ["\u2581hello", "\u2581world", "\u2581hello"]
         assert tokenizer.decode(ids) == "hello world hello" and tokenizer.eos_ids == {1}
+
+
+BYTES = [f"<0x{number:02X}>" for number in range(256)]
+
+
+def spaced_tokenizer(file: Path, kind: str, words: list[str], scores: list[float] | None = None, **more):
+    """The tokenizer of a file with the pieces ``words`` after those for bytes."""
+    raw = tiny_config("llama", num_hidden_layers=1, vocab_size=400)
+    pairs = {key: value for key, value in model_pairs(raw).items() if "tokenizer" not in key} | {
+        "tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *BYTES, *words],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(words),
+        "tokenizer.ggml.scores": [0.0] * 259 + (scores or [-float(number) for number in range(len(words))]),
+    } | {f"tokenizer.ggml.{key}": value for key, value in more.items()}  # fmt: skip
+    file.write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    with open_source(file) as source:
+        return source.tokenizer()
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_unigram_has_bytes_for_what_it_lacks_and_tokens_of_several_words(prefixed, tmp_path):
+    words = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "a\u2581b"]
+    scores = [-5.0, -4.0, -6.0, -6.0, -4.0, -2.0]
+    tokenizer = spaced_tokenizer(tmp_path / "m.gguf", "t5", words, scores, add_space_prefix=prefixed)
+    for text in ("a a", "caf\u00e9 a", "\U0001f600", "a  b", "\u65e5\u672c a b", "x\ny"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert 259 + 5 in tokenizer.encode("b a b")[-2:] and 259 + 1 in tokenizer.encode("b  b")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_token_of_any_length_is_read_or_refused_soon(kind, tmp_path):
+    for length in (100, 300_000):
+        began = time.monotonic()
+        try:
+            tokenizer = spaced_tokenizer(tmp_path / "m.gguf", kind, ["\u2581", "a", "a" * length])
+        except InvalidTokenizer as refused:
+            assert f"{length} characters" in str(refused) and length > 1000
+        else:
+            assert tokenizer.decode(tokenizer.encode("a a")) == "a a"
+        assert time.monotonic() - began < 5
+
+
+def test_more_merges_than_any_model_has_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_llm.sources.gguf_tokenizer.MAX_MERGES", 3)
+    raw = tiny_config("llama", num_hidden_layers=1)
+    for count in (3, 4):
+        merges = [f"h{number} nothing" for number in range(count)]
+        (tmp_path / "m.gguf").write_bytes(model_gguf(raw, random_tensors(raw), tokenizer__ggml__merges=merges))
+        with open_source(tmp_path / "m.gguf") as source, pytest.raises(InvalidTokenizer) as refused:
+            source.tokenizer()
+        assert ("has 4 merges; 3 are read" in str(refused.value)) is (count == 4)
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "smollm", "gpt-4o", "tekken", "deepseek-v3", "falcon", "qwen35"])
@@ -266,6 +369,37 @@ def test_one_command_imports_a_file_and_show_names_its_quantization(tmp_path, ed
     assert "from Q4_1" in " ".join(shown.stdout.split())
     answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", str(file), "hello", "-n", "2")
     assert answer.returncode == 0, answer.stderr
+
+
+def split_model(folder: Path) -> list[Path]:
+    """A tiny model in two files."""
+    raw = tiny_config("llama", num_hidden_layers=1)
+    tensors = model_tensors(raw, random_tensors(raw))
+    paths = [folder / f"ms-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, path in enumerate(paths):
+        said = model_pairs(raw) | tokenizer_pairs() if number == 0 else {}
+        path.write_bytes(gguf_bytes(said | {"split.no": number, "split.count": 2}, tensors[number::2]))
+    return paths
+
+
+def test_a_split_model_is_the_same_by_any_of_its_parts(tmp_path):
+    paths = split_model(tmp_path)
+    assert {place_of(str(path)) for path in paths} == {place_of(paths[0])} and place_of(paths[0]).folder == paths[0]
+    assert {default_name(path) for path in paths} == {"ms"}
+    sources = [open_source(path) for path in paths]
+    assert sources[0].digest() == sources[1].digest() and sources[0].place == sources[1].place == str(paths[0])
+    bundle = import_model(paths[1], "m")
+    assert all(is_made_from(place_of(path), bundle) for path in paths)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_missing_part_is_told_alike_by_run_and_import(lacking, tmp_path, edge_llm_home):
+    paths = split_model(tmp_path)
+    paths[lacking].unlink()
+    for words in (("import", str(paths[1 - lacking])), ("run", str(paths[1 - lacking]), "hello", "--yes")):
+        done = edge_llm(tmp_path, NOBODY, edge_llm_home, *words)
+        said = f"`{paths[lacking].name}`, a part of the model, is missing; download it too"
+        assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
 def test_a_file_that_is_replaced_during_the_import_is_noticed(tmp_path):

@@ -241,6 +241,10 @@ def _kind(name, kind):
     return change
 
 
+def _more(name, kind):
+    return lambda made: made.tensors.update({LAYER + name: np.ones((112, 1), kind)})
+
+
 BAD = {
     "no deq_scale": (_without("mlp.down_proj.deq_scale"), InvalidModel, "mlp.down_proj.deq_scale"),
     "no quant_bias": (_without("self_attn.q_proj.quant_bias"), InvalidModel, "self_attn.q_proj.quant_bias"),
@@ -264,6 +268,9 @@ BAD = {
     "W4A8": (_kind("mlp.down_proj.weight", "W4A8_DYNAMIC"), UnsupportedModel, "W4A8_DYNAMIC"),
     "W8A8_DYNAMIC": (_kind("mlp.down_proj.weight", "W8A8_DYNAMIC"), UnsupportedModel, "W8A8_DYNAMIC"),
     "no text": (_kind("mlp.down_proj.weight", 8), UnsupportedModel, "`8`"),
+    "weights with a float offset": (_more("mlp.up_proj.weight_offset", np.float32), UnsupportedModel, "weight_offset"),
+    "weights with an int8 offset": (_more("mlp.up_proj.weight_offset", np.int8), UnsupportedModel, "weight_offset"),
+    "weights with an int32 offset": (_more("mlp.up_proj.weight_offset", np.int32), UnsupportedModel, "weight_offset"),
     "kinds mixed": (_kind("self_attn.k_proj.weight", "FLOAT"), UnsupportedModel, "INT8"),
     "norm with a bias": (
         lambda made: made.tensors.update({LAYER + "input_layernorm.bias": np.ones(64, np.float32)}),
@@ -292,6 +299,47 @@ def test_a_norm_whose_bias_is_zero_is_taken(tmp_path):
     made = quantized(random_tensors(raw), np.random.default_rng(0))
     made.tensors |= {f"{LAYER}input_layernorm.{part}": np.zeros(64, np.float32) for part in ("bias", "module.bias")}
     check_same(open_bundle(import_model(write_checkpoint(tmp_path / "slim", raw, made), target=tmp_path / "bundle")), made)
+
+
+@pytest.mark.parametrize("norm", ["model.norm", f"{LAYER}input_layernorm", f"{LAYER}post_attention_layernorm"])
+def test_a_gain_that_is_scaled_for_its_readers_is_the_one_that_is_used(tmp_path, norm):
+    """The same checkpoint with the scaled gain in its place, and beside the float model's gain, gives the same weights."""
+    raw = tiny_config("llama", num_hidden_layers=1)
+    made = quantized(random_tensors(raw), np.random.default_rng(0), offsets=False)
+    if norm == "model.norm":  # its reader
+        head = Checkpoint({f"{LAYER}mlp.down_proj.weight": made.tensors.pop("lm_head.weight")}, {})
+        head = quantized(head.tensors, np.random.default_rng(0), offsets=False)
+        renamed = {name.replace(f"{LAYER}mlp.down_proj", "lm_head"): array for name, array in head.tensors.items()}
+        made.tensors |= renamed
+        made.kinds |= dict.fromkeys(renamed, "W8A8")
+    gain = made.tensors[f"{norm}.weight"]
+    plain = import_model(write_checkpoint(tmp_path / "plain", raw, made), target=tmp_path / "bundle-plain")
+    made.tensors |= {f"{norm}.module.weight": gain, f"{norm}.module.bias": gain * 0, f"{norm}.weight": gain * 3 + 1}
+    wrapped = import_model(write_checkpoint(tmp_path / "wrapped", raw, made), target=tmp_path / "bundle-wrapped")
+    assert (plain / "weights.bin").read_bytes() == (wrapped / "weights.bin").read_bytes()
+    made.tensors[f"{norm}.module.weight"] = gain[:-1]
+    with pytest.raises(InvalidModel, match="norm"):
+        import_model(write_checkpoint(tmp_path / "short", raw, made), target=tmp_path / "bundle-short")
+
+
+def test_a_float_reader_has_the_gain_of_the_float_model(tmp_path):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    made = quantized(random_tensors(raw), np.random.default_rng(0), static=lambda module: "mlp" in module)
+    scaled = {name: made.tensors[f"{name}.weight"] * 3 for name in ("model.norm", f"{LAYER}input_layernorm")}
+    made.tensors |= {f"{name}.module.weight": values for name, values in scaled.items()}
+    with open_source(write_checkpoint(tmp_path / "slim", raw, made)) as source:
+        assert all(np.array_equal(source.read(f"{name}.weight"), made.tensors[f"{name}.weight"]) for name in scaled)
+
+
+def test_an_offset_that_no_bias_takes_out_again_is_a_bias(tmp_path):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    made = quantized(random_tensors(raw), np.random.default_rng(0))
+    for name in made.tensors:
+        if name.endswith("quant_bias"):
+            made.tensors[name] = made.tensors[name] * 0
+    bundle = open_bundle(import_model(write_checkpoint(tmp_path / "slim", raw, made), target=tmp_path / "bundle"))
+    assert bundle.config.qkv_bias and bundle.config.output_bias and bundle.config.mlp_bias
+    check_same(bundle, made)
 
 
 @pytest.mark.parametrize(

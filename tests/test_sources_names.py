@@ -1,6 +1,8 @@
 """What a person calls a model: short names of the shipped table, pages of the hub, files of a folder, adapters, GGUF files."""
 
 import json
+import os
+import shutil
 import string
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_json
 
 from edge_llm.convert.importer import import_model
+from edge_llm.engine.library import is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.models import describe, families
 from edge_llm.paths import find_bundle, safe_name
@@ -180,3 +183,27 @@ def test_a_gguf_file_is_a_model_by_itself(tmp_path):
         find_bundle(str(path))
     with pytest.raises(ModelNotFound, match="no file"):
         place_of(str(tmp_path / "none.gguf"))
+
+
+def test_a_folder_is_one_whatever_its_name_ends_in(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model(), tmp_path / "x.gguf")
+    assert place_of(str(folder)).folder == folder and place_of(str(folder / "config.json")).folder == folder
+    bundle = import_model(folder)
+    assert bundle.name == "x.gguf" and is_made_from(place_of(folder), bundle)
+
+
+@pytest.mark.parametrize("name", ["other.gguf", "notes.txt", "config.json", "model.safetensors"])
+def test_a_model_is_older_than_its_files_and_not_than_what_lies_beside_them(name, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model(), tmp_path / "hf")
+    bundle = import_model(folder, "m")
+    later = (bundle / "manifest.json").stat().st_mtime_ns + 10**9
+    (folder / name).touch()
+    os.utime(folder / name, ns=(later, later))
+    assert is_made_from(place_of(folder), bundle) is not (name in ("config.json", "model.safetensors"))
+
+
+def test_a_gguf_file_is_named_by_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"write `\./x\.gguf` to mean it"):
+        find_bundle("x.gguf")

@@ -15,7 +15,7 @@ from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
 from edge_llm.files import is_folder, shown
-from edge_llm.formats.gguf import is_gguf, parts_of
+from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
 from edge_llm.paths import bundle_path, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.sources.hub import look
@@ -126,7 +126,7 @@ def _agree(model: str, place: Place, *, yes: bool, renews: bool) -> None:
 def _question(model: str, place: Place, renews: bool) -> str:
     """`qwen3 is Qwen/Qwen3-0.6B, 1.5 GB, about 2 min: download`."""
     if place.folder is not None:
-        held = sum(path.stat().st_size for path in _weights(place.folder))
+        held = _held(place.folder)
         why = "has changed since it was imported" if renews else "is not imported yet"
         said = f"{shown(model)} {why}, {byte_count(held)}, about {rough_time(whole_seconds(0, held))}: import"
         return f"{said} again" if renews else said
@@ -146,8 +146,14 @@ def _question(model: str, place: Place, renews: bool) -> str:
     return f"{named}, {size}, about {seconds}: download"
 
 
-def _weights(path: Path) -> list[Path]:
-    return parts_of(path) if is_gguf(path) else list(path.glob("*.safetensors"))
+def _held(path: Path) -> int:
+    """Bytes of the weights at ``path``.  Raises `InvalidModel` where a part of a GGUF file is missing."""
+    if not is_gguf(path):
+        return sum(one.stat().st_size for one in path.glob("*.safetensors"))
+    parts = parts_of(path)
+    if (missing := next((part for part in parts if not is_there(part)), None)) is not None:
+        raise missing_part(missing)
+    return sum(part.stat().st_size for part in parts)
 
 
 def _at(place: Place) -> str:

@@ -91,12 +91,15 @@ def _repository(source: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_renewed(place: Place, bundle: Path) -> bool:
-    """Whether a file of the folder at ``place`` is younger than the ``bundle`` that was made of it."""
+    """Whether a file of the model at ``place`` is younger than the ``bundle`` that was made of it."""
     if place.folder is None:
         return False
     made = (bundle / MANIFEST).stat().st_mtime_ns
-    files = parts_of(place.folder) if is_gguf(place.folder) else place.folder.glob("*")
-    return any(path.stat().st_mtime_ns > made for path in files if path.suffix in (".json", ".safetensors") or is_gguf(path))
+    if is_gguf(place.folder):
+        files = parts_of(place.folder)
+    else:
+        files = [path for path in place.folder.glob("*") if path.suffix in (".json", ".safetensors")]
+    return any(path.stat().st_mtime_ns > made for path in files)
 
 
 def installed_models() -> list[InstalledModel]:

@@ -223,7 +223,7 @@ def open_gguf(path: Path) -> GgufModel:
     files: list[GgufFile] = []
     try:
         for part in parts_of(path):
-            files.append(_open(part, is_part=bool(files)))
+            files.append(_open(part, is_part=part != path))
         _check_parts(files)
         return GgufModel(files)
     except BaseException:
@@ -233,8 +233,8 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is called as a GGUF file is."""
-    return path.suffix.lower() == ".gguf"
+    """Whether ``path`` is called as a GGUF file is, and is no folder."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -253,6 +253,20 @@ def parts_of_name(name: str) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count}{suffix}" for number in range(1, int(count) + 1)]
 
 
+def first_part(path: Path) -> Path:
+    """The file that the model at ``path`` begins with: its first part where it is split and that is there, else ``path``."""
+    try:
+        parts = parts_of(path)
+    except InvalidModel:  # which is told when it is opened
+        return path
+    return parts[0] if path in parts and parts[0].exists() else path
+
+
+def missing_part(path: Path) -> InvalidModel:
+    """The error for a part that is not there."""
+    return InvalidModel(f"`{shown(path.name)}`, a part of the model, is missing; download it too")
+
+
 def without_part(name: str) -> str:
     """The name of a file without the number of its part and its suffix."""
     named = _PART.fullmatch(name)
@@ -264,7 +278,7 @@ def _open(path: Path, *, is_part: bool) -> GgufFile:
         file = RegularFile(path)
     except ModelNotFound:
         if is_part:
-            raise InvalidModel(f"`{shown(path.name)}`, a part of the model, is missing; download it too") from None
+            raise missing_part(path) from None
         raise
     try:
         return GgufFile(file)

@@ -7,6 +7,7 @@ template and its sampling defaults.  Weights are the float32 values that the fil
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel, open_gguf
-from edge_llm.models import load_config
+from edge_llm.models import describe, load_config
+from edge_llm.models.layer import Decoder
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.gguf_tokenizer import adds_bos, token_texts, tokenizer_json
 from edge_llm.sources.hub_gguf import FAMILIES
@@ -72,7 +74,8 @@ class GgufSource:
             self._raw = _config(self._model)
             self.config = _load(self._raw, self._model.where)
             self._model.check_types()
-            self._names = {_source_name(info.name): info.name for info in self._model.tensors if info.name != _FREQUENCIES}
+            self._names = _names(self._model)
+            _refuse_other_biases(self._names, self._model.where, describe(self.config))
             self._stamps = [stamp(one) for one in self._model.files]
         except BaseException:
             self._model.close()
@@ -124,7 +127,11 @@ class GgufSource:
 
     def generation_config(self) -> dict[str, Any]:
         sampling = {theirs: self._model.pairs.get(f"general.sampling.{ours}") for ours, theirs in _SAMPLING.items()}
-        found: dict[str, Any] = {name: value for name, value in sampling.items() if type(value) in (int, float)}
+        found: dict[str, Any] = {
+            name: value
+            for name, value in sampling.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        }
         bos = self._special("bos")
         return found | ({} if bos is None else {"bos_token_id": bos}) | {"eos_token_id": self._ends}
 
@@ -213,6 +220,30 @@ def _source_name(name: str) -> str:
     return name
 
 
+def _names(model: GgufModel) -> dict[str, str]:
+    """The file's names by those of Hugging Face's files."""
+    found: dict[str, str] = {}
+    for info in model.tensors:
+        if info.name == _FREQUENCIES:
+            continue
+        if (other := found.setdefault(_source_name(info.name), info.name)) != info.name:
+            raise InvalidModel(
+                f"{model.where}: `{shown(other)}` and `{shown(info.name)}` are the same tensor; convert the model again"
+            )
+    return found
+
+
+def _refuse_other_biases(names: dict[str, str], where: str, decoder: Decoder) -> None:
+    """Raise `UnsupportedModel` for a bias that nothing here adds, or where one of several is lacking."""
+    linears = [(layer.prefix, linear) for layer in decoder.layers for linear in layer.linears if linear.bias]
+    wanted = {f"{prefix}{source.source}.bias" for prefix, linear in linears for source in linear.sources}
+    for name, own in names.items():
+        if name.endswith(".bias") and name not in wanted:
+            raise UnsupportedModel(f"{where}: `{shown(own)}` is added to what the model computes, which does not run here")
+    for name in sorted(wanted - names.keys()):
+        raise UnsupportedModel(f"{where} has biases, but none for `{shown(name)}`; that does not run here")
+
+
 def _halves(values: np.ndarray, heads: int) -> np.ndarray:
     """Rows of every head from neighbouring pairs, as llama.cpp turns them, back to two halves."""
     rows = values.shape[0]
@@ -262,6 +293,8 @@ def _config(model: GgufModel) -> dict[str, Any]:
     }
     if family != "qwen2":
         settings |= {"attention_bias": biased}
+    if named == "llama":
+        settings |= {"mlp_bias": model.has_tensor("blk.0.ffn_down.bias")}
     if window:
         settings |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
     if (scaling := _scaling(model, theta, head)) is not None:
@@ -273,6 +306,8 @@ def _refuse_what_is_more(model: GgufModel, family: str) -> None:
     """Raise `UnsupportedModel` for what the architecture's name allows and does not run here."""
     if experts := model.integer(f"{family}.expert_count", 0, 1 << 20, 0):
         raise UnsupportedModel(f"{model.where} is a mixture of `{experts}` experts; those do not run here")
+    if not model.flag(f"{family}.attention.causal", True):
+        raise UnsupportedModel(f"{model.where} has tokens that see those after them; only causal models run here")
     kind = model.text(f"{family}.rope.scaling.type", "none")
     factor = model.number(f"{family}.rope.scaling.factor", 0.0, 1e9, 1.0)
     factor *= model.number(f"{family}.rope.scale_linear", 0.0, 1e9, 1.0)

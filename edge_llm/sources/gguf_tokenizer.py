@@ -14,12 +14,14 @@ import numpy as np
 
 from edge_llm.errors import InvalidTokenizer, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.formats.gguf import GgufModel
+from edge_llm.formats.gguf import GgufArray, GgufModel
 from edge_llm.text.tokenizer import MAX_ADDED_TOKEN
 
 SPACE = "\u2581"
 MAX_SPLITS = 8 << 20
 """Of all pieces of a SentencePiece vocabulary; Gemma's has 1.7 million."""
+MAX_MERGES = 1 << 20
+"""Of a byte-level vocabulary, which has fewer of them than tokens."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
@@ -135,6 +137,15 @@ class _Words:
             found.append({"id": number, "content": text, **flags, "special": not is_user_defined})
         return found
 
+    def check_lengths(self, numbers: Sequence[int]) -> None:
+        """Raise `InvalidTokenizer` where one of the pieces is too long."""
+        for number in numbers:
+            if len(self.texts[number]) > MAX_ADDED_TOKEN:
+                raise InvalidTokenizer(
+                    f"{self.where}: the token {number} has {len(self.texts[number])} characters; up to {MAX_ADDED_TOKEN} are "
+                    "possible"
+                )
+
     def numbers_of_scores(self) -> np.ndarray:
         if self.scores is None or not np.isfinite(self.scores).all():
             raise InvalidTokenizer(f"{self.where} has no `tokenizer.ggml.scores` for its tokens; convert the model again")
@@ -164,13 +175,18 @@ def _byte_level(model: GgufModel, words: _Words) -> dict[str, Any]:
             f"{model.where} splits text by `{shown(pre) or 'nothing that it names'}` (tokenizer.ggml.pre), which is not known "
             "here: import the model's Hugging Face repository"
         )
-    merges = []
+    merges: dict[tuple[str, str], None] = {}
+    array = model.pairs.get("tokenizer.ggml.merges")
+    if isinstance(array, GgufArray) and array.count > MAX_MERGES:  # before they take memory
+        raise InvalidTokenizer(f"{model.where} has {array.count} merges; {MAX_MERGES} are read")
     for merge in model.strings("tokenizer.ggml.merges"):
         at = merge.find(" ", 1)
         left, right = merge[:at], merge[at + 1 :]
         if at < 0 or left not in words.ids or right not in words.ids or left + right not in words.ids:
             raise InvalidTokenizer(f"{model.where} has the merge `{shown(merge, 40)}` of tokens that it does not have")
-        merges.append((left, right))
+        if (left, right) in merges:
+            raise InvalidTokenizer(f"{model.where} has the merge `{shown(merge, 40)}` twice; convert the model again")
+        merges[left, right] = None
     split = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False} for expression in splits
     ]
@@ -179,7 +195,7 @@ def _byte_level(model: GgufModel, words: _Words) -> dict[str, Any]:
         "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, plain]},
         "decoder": plain,
-        "model": _bpe(words.ids, merges, ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(words.ids, list(merges), ignore_merges=pre in _WHOLE_WORDS),
     }
 
 
@@ -214,6 +230,7 @@ def _sentence_piece(model: GgufModel, words: _Words) -> dict[str, Any]:
 def _splits(words: _Words, normal: list[int], scores: np.ndarray) -> list[tuple[str, str]]:
     """Every way to put a piece together from two others: best score first, then by id."""
     ids, texts = words.ids, words.texts
+    words.check_lengths(normal)  # the time to split one grows with its square
     if sum(len(texts[number]) for number in normal) > MAX_SPLITS:
         raise InvalidTokenizer(f"{words.where} has more than {MAX_SPLITS} characters in its tokens; convert the model again")
     found = []
@@ -232,6 +249,7 @@ def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
     unknown = words.of(_UNKNOWN)
     if not unknown:
         raise InvalidTokenizer(f"{model.where} has no token for what is unknown; convert the model again")
+    words.check_lengths(range(len(words.texts)))  # the library's tree of pieces is as deep as the longest
     scores[words.of(_USER_DEFINED)] = 0
     charsmap = model.numbers("tokenizer.ggml.precompiled_charsmap")
     normalizers: list[dict[str, Any]] = []
@@ -241,11 +259,11 @@ def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
     if model.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     scheme = "always" if model.flag("tokenizer.ggml.add_space_prefix", True) else "never"
-    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": True}
+    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}  # tokens span words
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
         "pre_tokenizer": spaces,
-        "decoder": spaces,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, spaces]},
         "model": {
             "type": "Unigram",
             "unk_id": unknown[0],

@@ -34,6 +34,9 @@ _MAX_DESCRIPTION_VALUES = 1 << 20
 _BESIDE = ("bias", "deq_scale", "quant_bias", "input_scale", "input_offset", "weight_scale", "weight_offset")
 _NEEDED = ("weight", "deq_scale", "quant_bias", "input_scale", "input_offset")
 _LARGEST_SCALE = 1e30
+_READERS = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
+"""Of a layer's norms: a module that multiplies what each gives."""
+_FINAL_NORM, _OUTPUT = "model.norm", "lm_head"
 
 
 class ModelSlimSource(HuggingFaceSource):
@@ -71,18 +74,29 @@ class ModelSlimSource(HuggingFaceSource):
         return [name for name in self._weights.names() if name not in hidden and not _is_norms_own(name)] + list(self._biases)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return (self._biases[name],) if name in self._biases else self._weights.shape(name)
+        return (self._biases[name],) if name in self._biases else self._weights.shape(self._gain(name))
 
     def read(self, name: str) -> np.ndarray:
         module, _, part = name.rpartition(".")
         if self._modules.get(module) != W8A8:
             if part == "bias" and name in self._biases and name not in self._weights.names():
                 return np.zeros(self._biases[name], np.float32)
-            return self._weights.read(name)
+            return self._weights.read(self._gain(name))
         found = self._static(module)
         if part == "bias":
             return found.float_bias
         return np.asarray(found.weight_scale[:, None] * found.weight, np.float32)
+
+    def _gain(self, name: str) -> str:
+        """The tensor that has what ``name`` stands for: the gain of a norm may lie beside it, scaled for W8A8 readers.
+
+        A way against outliers that divides channels leaves the gain of the float model where it was.
+        """
+        norm = name.removesuffix(".weight")
+        layer, _, own = norm.rpartition(".")
+        reader = _OUTPUT if norm == _FINAL_NORM else f"{layer}.{_READERS.get(own, '')}"
+        scaled = f"{norm}.module.weight"
+        return scaled if self._modules.get(reader) == W8A8 and scaled in self._weights.names() else name
 
     def static(self, module: str) -> StaticModule | None:
         """The module of that name as the checkpoint has it; None for one that stays in float."""
@@ -170,7 +184,10 @@ class ModelSlimSource(HuggingFaceSource):
         self._check(f"{module}.input_scale", floats, one)
         self._check(f"{module}.input_offset", (*floats, "I8", "I32"), one)
         offset = f"{module}.weight_offset"
-        if offset in present and self._weights.dtype(offset) in floats and self._weights.read(offset).any():
+        if offset not in present:
+            return
+        is_float = self._weights.dtype(offset) in floats
+        if (self._weights.read(offset) if is_float else self._weights.read_integers(offset)).any():
             raise UnsupportedModel(f"`{shown(offset)}` is not zero; weights are taken over where they are symmetric")
 
     def _check(self, name: str, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
@@ -199,7 +216,11 @@ class ModelSlimSource(HuggingFaceSource):
         )
 
     def _has_bias(self, module: str) -> bool:
-        return self._modules.get(module) == W8A8 and bool(self._weights.read_integers(f"{module}.quant_bias").any())
+        if self._modules.get(module) != W8A8:
+            return False
+        if self._weights.read_integers(f"{module}.quant_bias").any():
+            return True
+        return self._input_offset(module) != 0 and bool(self._static(module).float_bias.any())  # which reads all weights
 
     def _check_norms(self) -> None:
         """Refuse norms with a bias, which some ways against outliers leave; they have no place in the architecture."""

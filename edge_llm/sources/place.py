@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.gguf import is_gguf
+from edge_llm.formats.gguf import first_part, is_gguf
 from edge_llm.paths import expanded
 from edge_llm.sources.hub import is_repository
 from edge_llm.sources.hub_errors import adapter_refusal
@@ -119,9 +119,9 @@ def stands_for_folder(path: Path) -> bool:
 
 
 def _folder_of_file(text: str, path: Path) -> Path:
-    """The folder of the model that the file ``path`` is a part of; a GGUF file is a model by itself."""
+    """The folder of the model that the file ``path`` is a part of; a GGUF file is a model by itself, or its first part is."""
     if is_gguf(path):
-        return path.absolute()
+        return first_part(path.absolute())
     if stands_for_folder(path):
         return path.parent
     raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
