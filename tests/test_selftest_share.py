@@ -181,8 +181,9 @@ def test_a_report_is_written_that_can_be_posted(tmp_path, capsys, monkeypatch):
     ("options", "words"),
     [
         (["--share", "card.json"], "give --selftest too"),
-        (["--selftest", "--share", "nowhere/card.json"], "`nowhere/card.json`: name a file in a folder that is there"),
-        (["--selftest", "--share", "."], "`.`: name a file"),
+        (["--selftest", "--share", "nowhere/card.json"], "there is no folder `nowhere` to write it to"),
+        (["--selftest", "--share", "."], "is a directory"),
+        (["--selftest", "--share", "-"], "`-` stands for no file here"),
     ],
 )
 def test_a_file_that_cannot_be_is_told_before_anything_is_tried(tmp_path, monkeypatch, capsys, options, words):

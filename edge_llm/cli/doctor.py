@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.terminal import note, progress_bar, say, say_json
+from edge_llm.cli.values import NewFile
 from edge_llm.engine.machine import examine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
@@ -17,7 +18,7 @@ from edge_llm.files import shown
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--selftest", is_flag=True, help="Try what an Ascend card does, beside the CPU, and how fast; takes minutes.")
-@click.option("--share", type=click.Path(path_type=Path), metavar="FILE", help="With --selftest: write a report to post.")
+@click.option("--share", type=NewFile(), metavar="FILE", help="With --selftest: write a report to post.")
 def doctor_command(as_json: bool, selftest: bool, share: Path | None) -> None:
     """Say what this machine has for running models, what is missing for an Ascend card, and how to get it.
 
@@ -25,8 +26,8 @@ def doctor_command(as_json: bool, selftest: bool, share: Path | None) -> None:
     report wants; it is kept, and `edge-llm plan` reckons with its times. --share writes it to a file that you can post: without
     names, paths, addresses and serial numbers.
     """
-    if share is not None:
-        _check_share(share, selftest)
+    if share is not None and not selftest:
+        raise UsageError("--share writes the report of the self-test: give --selftest too", param="share")
     if selftest:
         _selftest(as_json, share)
         return
@@ -42,14 +43,6 @@ def doctor_command(as_json: bool, selftest: bool, share: Path | None) -> None:
 
 
 _MARKS: dict[bool | None, str] = {True: "+", False: "!", None: "-"}
-
-
-def _check_share(share: Path, selftest: bool) -> None:
-    """Raises `UsageError` before minutes are spent for a report that cannot be written."""
-    if not selftest:
-        raise UsageError("--share writes the report of the self-test: give --selftest too", param="share")
-    if share.is_dir() or not share.absolute().parent.is_dir():
-        raise UsageError(f"--share `{shown(share)}`: name a file in a folder that is there", param="share")
 
 
 def _selftest(as_json: bool, share: Path | None) -> None:
