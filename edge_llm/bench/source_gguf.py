@@ -25,27 +25,13 @@ from edge_llm.bench.synthetic_gguf import (
 )
 from edge_llm.config import ModelConfig
 from edge_llm.errors import StorageError, UsageError
+from edge_llm.formats.gguf_names import LAYER, WHOLE
 from edge_llm.models.layer import Rope
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import WeightSource
 from edge_llm.paths import synthetic_folder
 from edge_llm.progress import StageProgress, ignore
 
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""llama.cpp's names for the parts of a layer, and those of Hugging Face."""
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _VERSION = 1
 """Of how files are made: one of another version is made again."""
 
@@ -127,9 +113,9 @@ def source_name(name: str) -> str:
     """What Hugging Face calls the tensor that is ``name`` in a GGUF file."""
     first, *rest = name.split(".")
     if first != "blk":
-        return ".".join([_OUTSIDE[first], *rest])
+        return ".".join([WHOLE[first], *rest])
     layer, part, kind = rest
-    return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
+    return f"model.layers.{layer}.{LAYER[part]}.{kind}"
 
 
 def _values(tensors: list[Matrix], source: WeightSource, config: ModelConfig) -> Iterator[np.ndarray]:

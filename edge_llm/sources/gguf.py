@@ -18,6 +18,7 @@ import numpy as np
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel, open_gguf
+from edge_llm.formats.gguf_names import LAYER, WHOLE
 from edge_llm.models import describe, load_config
 from edge_llm.models.layer import Decoder
 from edge_llm.progress import StageProgress, ignore
@@ -27,20 +28,6 @@ from edge_llm.sources.hugging_face import digest_files, stamp
 from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What every scaled Llama 3 has; its divisors are held against the file's."""
@@ -212,11 +199,11 @@ def _dumped(value: object) -> bytes:
 def _source_name(name: str) -> str:
     """The name in Hugging Face's files; one that nobody knows stays."""
     stem, _, suffix = name.rpartition(".")
-    if stem in _WHOLE:
-        return f"{_WHOLE[stem]}.{suffix}"
+    if stem in WHOLE:
+        return f"{WHOLE[stem]}.{suffix}"
     parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in _LAYER:
-        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{suffix}"
+    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in LAYER:
+        return f"model.layers.{parts[1]}.{LAYER[parts[2]]}.{suffix}"
     return name
 
 
