@@ -27,18 +27,13 @@ from threadpoolctl import threadpool_limits
 from edge_llm.bench.report import markdown_lines
 from edge_llm.convert.calibrate import calibration_sequences
 from edge_llm.models import describe
-from edge_llm.models.layer import Layer
-from edge_llm.models.layer import Linear as ModelLinear
-from edge_llm.models.reference import layer_forward, rms_norm
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import (
-    FloatLinear,
-    LayerWeights,
-    read_embedding,
-    read_final_norm,
-    read_layer,
-    read_output,
-)
+from edge_llm.models.weights import read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.operations.arithmetic import rms_norm
+from edge_llm.operations.base import FloatLinear, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear as ModelLinear
 from edge_llm.paths import builtin_bundle
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.quality import Quality, log_softmax

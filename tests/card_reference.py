@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import Attention
+from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.quant.turning import turned
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights

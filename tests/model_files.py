@@ -13,8 +13,8 @@ import numpy as np
 
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import Layer
 from edge_llm.models.weights import layer_shapes
+from edge_llm.operations.layer import Layer
 
 SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "Ġ t", "Ġt he", "Ġ a", "i n", "e r")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_llm.models.layer import HIDDEN, Attention, Gain, Layer, Linear, Norm, Operation, Rope, SourceRows, SwiGLU
-from edge_llm.models.weights import FloatLinear, LayerWeights
+from edge_llm.operations.attention import Attention, Rope
+from edge_llm.operations.base import HIDDEN, FloatLinear, Gain, LayerWeights, Operation
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear, SourceRows
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 40, 6, 2, 16
 Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM

@@ -13,8 +13,10 @@ from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import llama
 from edge_llm.models._common import llama_decoder
-from edge_llm.models.layer import HIDDEN, Layer, Linear, SourceRows
 from edge_llm.models.weights import layer_shapes
+from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.runner.base import Segment
 
 SPLIT, CARD = ({"device": "emulated:310p:s8gemm", "placement": placement} for placement in ("split", "card"))

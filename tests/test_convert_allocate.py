@@ -17,9 +17,11 @@ from edge_llm.convert.turns import quantizable
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
-from edge_llm.models.reference import layer_forward, rms_norm
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import LayerWeights, read_embedding, read_final_norm, read_output
+from edge_llm.models.weights import read_embedding, read_final_norm, read_output
+from edge_llm.operations.arithmetic import rms_norm
+from edge_llm.operations.base import LayerWeights
 from edge_llm.quant.quality import log_softmax
 from edge_llm.quant.shadow import COLD, Treatment
 from edge_llm.quant.turning import turned

@@ -17,14 +17,15 @@ from edge_llm.cli.shadow import fold_report
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.folds import fold_linear
 from edge_llm.convert.importer import Outliers, import_model
-from edge_llm.convert.layer_folds import KEYS, fold_layer, places
+from edge_llm.convert.layer_folds import fold_layer, places
 from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import HIDDEN
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import KEYS
+from edge_llm.operations.base import HIDDEN
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
 from edge_llm.quant.profile import OutlierProfile

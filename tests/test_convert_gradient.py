@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from model_files import random_tensors, tiny_config, write_model
 
-from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient, rms_norm_gradient
+from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient
 from edge_llm.models import describe
-from edge_llm.models.layer import Linear
-from edge_llm.models.reference import NUMPY, SAME_BITS, FloatModel, layer_forward
+from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import LayerWeights
+from edge_llm.operations.arithmetic import SAME_BITS, rms_norm_gradient
+from edge_llm.operations.base import NUMPY, LayerWeights
+from edge_llm.operations.linear import Linear
 from edge_llm.sources import open_source
 
 TOKENS = np.random.default_rng(3).integers(0, 250, 33)

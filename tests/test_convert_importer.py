@@ -50,9 +50,11 @@ from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.reference import SAME_BITS, FloatKV, layer_forward
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_layer, read_output
+from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.attention import FloatKV
 from edge_llm.paths import bundle_path, models_folder
 from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.quality import Tally, log_softmax

@@ -24,7 +24,7 @@ from edge_llm.config import ROW, STATIC, GenerationParams, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.convert.layer_folds import VALUES, places
+from edge_llm.convert.layer_folds import places
 from edge_llm.convert.turns import quantizable, turn_values, with_turns
 from edge_llm.devices import split
 from edge_llm.engine.assembly import load_int8_runner, load_runner
@@ -34,10 +34,13 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, encode_manifest
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import HIDDEN, HeadTurns, Layer, Linear
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, LayerWeights, read_layer
+from edge_llm.models.weights import read_layer
+from edge_llm.operations.attention import VALUES
+from edge_llm.operations.base import HIDDEN, FloatLinear, HeadTurns, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.turning import block_of, turned, turned_back, turned_columns
 from edge_llm.runner.base import Segment
 from edge_llm.runner.order import POLICIES

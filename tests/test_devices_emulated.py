@@ -35,13 +35,17 @@ from edge_llm.devices.host import HostDevice
 from edge_llm.errors import DeviceError, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
-from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import Attention
+from edge_llm.operations.base import Op
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.paths import find_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.subgraphs.ops import Subgraph
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights

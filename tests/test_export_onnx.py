@@ -27,7 +27,10 @@ from edge_llm.cli.main import run
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.models.layer import HIDDEN, Layer, Linear, SwiGLU
+from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight

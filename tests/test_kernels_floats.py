@@ -11,7 +11,9 @@ import pytest
 from another_processor import run_on_another_processor
 
 import kernels
-from edge_llm.models.reference import SAME_BITS, Arithmetic, attend
+from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.attention import attend
+from edge_llm.operations.base import Arithmetic
 from kernels import floats
 from kernels.reference import floats as reference
 

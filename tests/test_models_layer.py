@@ -27,7 +27,10 @@ from odd_layers import (
 )
 
 from edge_llm.models import add_family, describe, families, load_config
-from edge_llm.models.layer import HIDDEN, Decoder, Gain, Layer, Operation, SwiGLU, gains_of, read_by
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import HIDDEN, Gain, Operation
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.swiglu import SwiGLU
 
 HEADS = (norm("attention_norm"), qkv(), attention(), o())
 
@@ -73,12 +76,12 @@ def test_what_a_layer_says_of_its_buffers() -> None:
 
 
 def test_what_an_operation_reads_and_multiplies_with() -> None:
-    assert read_by(o()) == ("attended", HIDDEN)
-    assert read_by(qkv()) == ("normed",)
-    assert gains_of(norm("a")) == (Gain("a", "a.weight", WIDTH),)
+    assert o().read_by == ("attended", HIDDEN)
+    assert qkv().read_by == ("normed",)
+    assert norm("a").gains == (Gain("a", "a.weight", WIDTH),)
     normed = attention(Gain("q", "q.weight", HEAD_DIM), Gain("k", "k.weight", HEAD_DIM))
-    assert [gain.name for gain in gains_of(normed)] == ["q", "k"]
-    assert gains_of(attention()) == gains_of(o()) == gains_of(swiglu()) == ()
+    assert [gain.name for gain in normed.gains] == ["q", "k"]
+    assert attention().gains == o().gains == swiglu().gains == ()
 
 
 CHANGES: list[tuple[str, dict[str, Any]]] = [

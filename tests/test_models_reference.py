@@ -17,9 +17,10 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.reference import FloatKV, FloatModel, attend, layer_forward
+from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import read_layer
+from edge_llm.operations.attention import FloatKV, attend
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -149,7 +150,7 @@ def test_attention_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s, np.float32) for s in ((33, 4, 8), (2, 40, 8), (2, 40, 8)))
     whole = attend(q, k, v, 7)
-    monkeypatch.setattr("edge_llm.models.reference._QUERY_BLOCK", 5)
+    monkeypatch.setattr("edge_llm.operations.attention._QUERY_BLOCK", 5)
     np.testing.assert_allclose(attend(q, k, v, 7), whole, rtol=1e-5, atol=1e-6)
 
 
@@ -183,7 +184,7 @@ def test_rope_tables_are_plain_angles() -> None:
 
 def digest_of_tables() -> str:
     from edge_llm.config import RopeScaling
-    from edge_llm.models.layer import Rope
+    from edge_llm.operations.attention import Rope
 
     ropes = [
         Rope(8, 1e4), Rope(64, 1e6), Rope(128, 5e5), Rope(128, 5e5, RopeScaling(8.0, 1.0, 4.0, 8192)), Rope(96, 1e11),

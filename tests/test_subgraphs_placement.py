@@ -15,13 +15,14 @@ from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import UsageError
-from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.pages import PageAllocator
 from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe, families, load_config
-from edge_llm.models.layer import HIDDEN, Layer
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.layer import Layer
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack

@@ -17,9 +17,10 @@ from edge_llm.bench.quality import check_enough, windows_of
 from edge_llm.bench.worker import Worker
 from edge_llm.convert.calibrate import HELD_OUT_TEXT, read_text
 from edge_llm.models.layer import Decoder
-from edge_llm.models.reference import layer_forward, rms_norm
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.operations.arithmetic import rms_norm
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.runner.base import Runner

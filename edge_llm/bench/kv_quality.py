@@ -20,10 +20,11 @@ from edge_llm.engine.assembly import fill_defaults
 from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Attention, Decoder
-from edge_llm.models.reference import FloatModel, KVRounding, layer_forward
+from edge_llm.models.layer import Decoder
+from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import KEY_OFFSET, Attention
+from edge_llm.operations.base import KVRounding
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.kv import KVScheme, kv_schemes

@@ -16,7 +16,8 @@ import numpy as np
 from edge_llm.bench.measure import Measurement, Test
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
-from edge_llm.models.layer import Decoder, Layer
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.layer import Layer
 from kernels import ThreadPool, isa
 from kernels.layout import row_sums
 from kernels.linear import Int8Linear, linear

@@ -18,10 +18,12 @@ from edge_llm.config import STATIC, RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Decoder, Layer
-from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, rms_norm
+from edge_llm.models.layer import Decoder
+from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.arithmetic import rms_norm
+from edge_llm.operations.attention import KEY_OFFSET, FloatKV
+from edge_llm.operations.layer import Layer
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv

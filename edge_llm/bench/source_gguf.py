@@ -26,9 +26,9 @@ from edge_llm.bench.synthetic_gguf import (
 from edge_llm.config import ModelConfig
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.gguf_names import LAYER, WHOLE
-from edge_llm.models.layer import Rope
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import WeightSource
+from edge_llm.operations.attention import Rope
 from edge_llm.paths import synthetic_folder
 from edge_llm.progress import StageProgress, ignore
 

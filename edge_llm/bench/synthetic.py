@@ -24,7 +24,8 @@ from edge_llm.files import is_folder, shown, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import tensor_layout
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 from edge_llm.paths import expanded, synthetic_folder
 from edge_llm.quant.shadow import COLD, FULL
 from edge_llm.schemes import Facts

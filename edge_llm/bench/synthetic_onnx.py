@@ -8,7 +8,7 @@ the output matrix too is kept once, in blocks (needs the `onnx` package).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,14 @@ from edge_llm.bench.peer_model import PeerModel, WeightBytes, require_blocks, wr
 from edge_llm.bench.random_weights import Blocks, random_blocks, random_vector
 from edge_llm.config import ModelConfig
 from edge_llm.models import describe
-from edge_llm.models.layer import Attention, Decoder, Gain, Layer, Linear, Norm, Operation, SourceRows
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
+from edge_llm.operations.attention import Attention
+from edge_llm.operations.base import Gain, Operation
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear, SourceRows
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 
 VARIANTS = ("int4", "int8")
 BLOCK = 32
@@ -158,16 +164,18 @@ class _Graph:
         self._buffers[decoder.embedding.writes] = [hidden]
 
     def _operation(self, operation: Operation, layer: Layer, index: int) -> None:
-        if isinstance(operation, Norm):
-            self._norm(operation, layer.prefix)
-        elif isinstance(operation, Linear):
-            self._linear(operation, layer)
-        elif isinstance(operation, Attention):
-            self._attention(operation, layer.prefix, index)
-        else:
-            gate, up = self._buffers[operation.reads]
-            activated = self._node("Mul", [gate, self._node("Sigmoid", [gate])])
-            self._buffers[operation.writes] = [self._node("Mul", [activated, up])]
+        write: Mapping[str, Callable[[Any], None]] = {
+            Norm.KIND: lambda norm: self._norm(norm, layer.prefix),
+            Linear.KIND: lambda linear: self._linear(linear, layer),
+            Attention.KIND: lambda attention: self._attention(attention, layer.prefix, index),
+            SwiGLU.KIND: self._swiglu,
+        }
+        write[operation.KIND](operation)
+
+    def _swiglu(self, swiglu: SwiGLU) -> None:
+        gate, up = self._buffers[swiglu.reads]
+        activated = self._node("Mul", [gate, self._node("Sigmoid", [gate])])
+        self._buffers[swiglu.writes] = [self._node("Mul", [activated, up])]
 
     def _norm(self, norm: Norm, prefix: str) -> None:
         (x,), gain = self._buffers[norm.reads], self._vector(prefix + norm.gain.source, norm.gain.size)

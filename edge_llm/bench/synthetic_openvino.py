@@ -6,6 +6,7 @@ compression chooses; or INT8 everywhere.  Keys and values are the model's state 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +18,13 @@ from edge_llm.bench.peer_model import PeerModel, WeightBytes, require_blocks, wr
 from edge_llm.bench.random_weights import random_blocks, random_vector
 from edge_llm.config import ModelConfig
 from edge_llm.models import describe
-from edge_llm.models.layer import Attention, Decoder, Gain, Linear, Norm, Operation
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
+from edge_llm.operations.attention import Attention
+from edge_llm.operations.base import Gain, Operation
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 
 VARIANTS = ("int4", "int8", "int4-f32", "int8-f32")
 """With the ending, the plugin computes in float32; else it chooses (bfloat16, where the processor has instructions for it, even
@@ -107,16 +113,17 @@ class _Graph:
         self._mask = ops.select(seen, self._number(0), self._number(-65504))
 
     def _operation(self, operation: Operation, prefix: str, layer: int) -> None:
-        ops = self._ops
-        if isinstance(operation, Norm):
-            self._norm(operation, prefix)
-        elif isinstance(operation, Linear):
-            self._linear(operation, prefix)
-        elif isinstance(operation, Attention):
-            self._attention(operation, prefix, layer)
-        else:
-            gate, up = self._buffers[operation.reads]
-            self._buffers[operation.writes] = [ops.multiply(ops.swish(gate), up)]
+        write: Mapping[str, Callable[[Any], None]] = {
+            Norm.KIND: lambda norm: self._norm(norm, prefix),
+            Linear.KIND: lambda linear: self._linear(linear, prefix),
+            Attention.KIND: lambda attention: self._attention(attention, prefix, layer),
+            SwiGLU.KIND: self._swiglu,
+        }
+        write[operation.KIND](operation)
+
+    def _swiglu(self, swiglu: SwiGLU) -> None:
+        gate, up = self._buffers[swiglu.reads]
+        self._buffers[swiglu.writes] = [self._ops.multiply(self._ops.swish(gate), up)]
 
     def _norm(self, norm: Norm, prefix: str) -> None:
         self._buffers[norm.writes] = [self._rms(self._buffers[norm.reads][0], norm.gain, prefix, norm.eps)]

@@ -18,7 +18,8 @@ from edge_llm.convert.sensitive import check_names
 from edge_llm.convert.sensitivity import Costs
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import Decoder, Linear, SwiGLU
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import linear_tensors
@@ -151,11 +152,11 @@ def allocate(
 
 
 def _sources(decoder: Decoder, name: str) -> list[_Source]:
-    """The sources of a linear that may differ; those that a SwiGLU reads stay one, which takes a single pass."""
+    """The sources of a linear that may differ; gate and up stay one, which takes a single pass."""
     _, index, own_name = name.split(".")
     layer = decoder.layers[int(index)]
     linear = layer.linear(own_name)
-    joint = any(isinstance(reader, SwiGLU) for reader in layer.readers(linear))
+    joint = any(reader.pairs_its_input for reader in layer.readers(linear))
     count = len(linear.sources) if sources_may_differ(linear) and not joint else 1
     return [_Source(name, number, count) for number in range(count)]
 

@@ -18,10 +18,12 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
-from edge_llm.models.layer import Layer, Linear
-from edge_llm.models.reference import SAME_BITS, ApplyLinear, layer_forward, rms_norm, rotate
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables
-from edge_llm.models.weights import FloatLinear, LayerWeights
+from edge_llm.operations.arithmetic import SAME_BITS, rms_norm, rotate
+from edge_llm.operations.base import ApplyLinear, FloatLinear, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
 from kernels.floats import product

@@ -18,9 +18,12 @@ import numpy as np
 from edge_llm.config import INT8, ROW, W4
 from edge_llm.convert.calibrate import float_product, run_layer
 from edge_llm.convert.parallel import core_count
-from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
+from edge_llm.models.weights import WeightSource, read_embedding
+from edge_llm.operations.base import FloatLinear, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.gptq import add_energy, damp, damping, mirror

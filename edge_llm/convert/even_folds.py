@@ -17,10 +17,11 @@ import numpy as np
 
 from edge_llm.convert.calibrate import key_offset
 from edge_llm.convert.folds import Calibration, FoldedLayer
-from edge_llm.convert.layer_folds import KEYS, VALUES, Place, places
-from edge_llm.models.layer import Attention, Layer
-from edge_llm.models.reference import rms_norm
-from edge_llm.models.weights import LayerWeights
+from edge_llm.convert.layer_folds import places
+from edge_llm.operations.arithmetic import rms_norm
+from edge_llm.operations.attention import KEYS, VALUES, Attention
+from edge_llm.operations.base import LayerWeights, Place
+from edge_llm.operations.layer import Layer
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import Fold, channel_level, column_length, even_factors, spread
 

@@ -12,20 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.convert.calibrate import key_offset
-from edge_llm.convert.layer_folds import (
-    KEYS,
-    VALUES,
-    Factors,
-    Place,
-    column_factors,
-    for_query_heads,
-    no_folds,
-    places,
-)
-from edge_llm.models.layer import Attention, Layer, Linear, SwiGLU
-from edge_llm.models.reference import SAME_BITS, apply_float, attend, split_heads
+from edge_llm.convert.layer_folds import column_factors, no_folds, places
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import LayerWeights
+from edge_llm.operations.arithmetic import SAME_BITS, apply_float
+from edge_llm.operations.attention import KEYS, VALUES, Attention, attend, for_query_heads, split_heads
+from edge_llm.operations.base import Factors, LayerWeights, Place
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
 from edge_llm.quant.profile import error_with_shadow
@@ -110,7 +103,7 @@ def judged(layer: Layer, weights: LayerWeights, linear: Linear, products: Callab
     ``products`` gives a linear's weight, by its name, times the inputs of about `FEW_ROWS` tokens: float32 [rows, N].
     """
     weight = weights.linears[linear.name].weight
-    if not any(isinstance(reader, Attention | SwiGLU) for reader in layer.readers(linear)):
+    if not any(reader.evens_its_input for reader in layer.readers(linear)):
         return weight
     level = channel_level(products(linear.name), 0.5).astype(np.float32)
     return np.asarray(weight / np.where(level > 0, level, 1)[:, None])

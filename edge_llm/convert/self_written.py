@@ -17,10 +17,13 @@ import numpy as np
 
 from edge_llm.convert.calibrate import MAX_SEQUENCE_TOKENS, PASSAGE_BREAK
 from edge_llm.errors import UsageError
-from edge_llm.models.layer import Attention, Decoder
-from edge_llm.models.reference import SAME_BITS, FloatCache, FloatKV, attend, layer_forward, rms_norm, split_heads
+from edge_llm.models.layer import Decoder
+from edge_llm.models.reference import FloatCache, layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.operations.arithmetic import SAME_BITS, rms_norm
+from edge_llm.operations.attention import Attention, FloatKV, attend, split_heads
+from edge_llm.operations.base import FloatLinear
 from edge_llm.progress import CountProgress
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer

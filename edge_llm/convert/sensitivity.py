@@ -18,14 +18,18 @@ import numpy as np
 from edge_llm.config import INT8, W4
 from edge_llm.convert.calibrate import some_of
 from edge_llm.convert.coding import QUANTIZERS
-from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient, rms_norm_gradient
+from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.survey import Survey
 from edge_llm.convert.turns import quantizable
-from edge_llm.models.layer import Decoder, Layer, Linear
-from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm
+from edge_llm.models.layer import Decoder
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, WeightSource, read_embedding, read_final_norm, read_output
+from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_output
+from edge_llm.operations.arithmetic import SAME_BITS, rms_norm, rms_norm_gradient
+from edge_llm.operations.base import FloatLinear
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned

@@ -13,15 +13,18 @@ import numpy as np
 from edge_llm.convert.calibrate import key_offset, run_layer
 from edge_llm.convert.even_folds import even_folds, even_linear
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
-from edge_llm.convert.layer_folds import Factors, fold_layer
+from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.turns import input_turn, quantizable, turn_values
 from edge_llm.errors import InvalidModel
-from edge_llm.models.layer import Decoder, Layer, Linear
-from edge_llm.models.reference import rms_norm
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.operations.arithmetic import rms_norm
+from edge_llm.operations.base import Factors, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.progress import StageProgress
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics, spacing
 from edge_llm.quant.folding import Fold

@@ -10,8 +10,8 @@ import numpy as np
 from edge_llm.config import FLOAT16
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.models.layer import Decoder, HeadTurns
-from edge_llm.models.weights import FloatLinear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import FloatLinear, HeadTurns
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.profile import output_error
 from edge_llm.quant.scheme import LIMIT

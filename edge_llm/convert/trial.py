@@ -24,13 +24,16 @@ from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.devices.model import model_widths
 from edge_llm.errors import NumericError, UsageError
-from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
 from edge_llm.kv.sequence import SequencePages
-from edge_llm.models.layer import HIDDEN, Decoder, Linear
-from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm
+from edge_llm.models.layer import Decoder
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
+from edge_llm.models.weights import WeightSource, read_embedding
+from edge_llm.operations.arithmetic import SAME_BITS, rms_norm
+from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.base import HIDDEN, FloatLinear, LayerWeights
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.channels import NO_CHANNELS
 from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.quant.shadow import Treatment

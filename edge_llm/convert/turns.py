@@ -15,9 +15,12 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from edge_llm.convert.layer_folds import VALUES, places
-from edge_llm.models.layer import Decoder, HeadTurns, Layer, Linear
-from edge_llm.models.weights import FloatLinear, LayerWeights
+from edge_llm.convert.layer_folds import places
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.attention import VALUES
+from edge_llm.operations.base import FloatLinear, HeadTurns, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.turning import block_of, turned_columns, turned_rows
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from kernels.pointwise import MAX_TURN

@@ -23,11 +23,15 @@ from edge_llm.convert.taken import Taken
 from edge_llm.convert.trial import Arrays, Position, Trial
 from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
-from edge_llm.formats.layout import KEY_OFFSET, TensorRange, layer_tensors
+from edge_llm.formats.layout import TensorRange, layer_tensors
 from edge_llm.formats.manifest import WEIGHTS
-from edge_llm.models.layer import Decoder, Layer, Linear
-from edge_llm.models.reference import rms_norm
-from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_output
+from edge_llm.models.layer import Decoder
+from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_output
+from edge_llm.operations.arithmetic import rms_norm
+from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.base import LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.progress import StageProgress
 from edge_llm.quant.channels import NO_CHANNELS
 from edge_llm.quant.quality import Quality

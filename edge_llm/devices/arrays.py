@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_llm.devices.base import Buffers, Rows
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 
 
 class Arrays(Protocol):

@@ -20,8 +20,9 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.subgraphs.ops import Op, Part, Subgraph
+from edge_llm.subgraphs.ops import Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
 from edge_llm.subgraphs.shelf import Sharing
 from edge_llm.weights.base import Turn, Weights

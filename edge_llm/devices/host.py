@@ -32,8 +32,9 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.subgraphs.ops import Subgraph
 from edge_llm.subgraphs.placement import PLACEMENTS, choose_placement
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool

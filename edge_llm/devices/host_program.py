@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_llm.devices.base import LATE, BoundArrays, Rows, RunRow, Stopped, WatchedOp, Watching
-from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
+from edge_llm.devices.base import BoundArrays, Rows, RunRow, Stopped, WatchedOp, Watching
+from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes.tables import Table, integers_of
-from edge_llm.subgraphs.ops import PRODUCT, Op
+from edge_llm.operations.base import Op
+from edge_llm.schemes.base import Weight
+from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import Turn
 from kernels import ThreadPool
 from kernels.program import Program
@@ -133,88 +133,48 @@ class HostProgram:
         return last
 
 
+@dataclass(frozen=True)
+class _Call:
+    """``op`` in the arrays of ``bound``, for ``program``: what operations call a `HostCall`."""
+
+    program: HostProgram
+    op: Op
+    bound: BoundArrays
+    tables: RopeTables
+    pool: ThreadPool
+    shadow: bool
+
+    @property
+    def native(self) -> Program:
+        return self.program.native
+
+    @property
+    def buffers(self) -> Mapping[str, np.ndarray]:
+        return self.bound.buffers
+
+    @property
+    def linears(self) -> Mapping[str, Weight]:
+        return self.bound.weights.linears
+
+    @property
+    def table(self) -> Table:
+        table = self.linears["embedding"]
+        assert isinstance(table, Table)
+        return table
+
+    @property
+    def gains(self) -> Mapping[str, np.ndarray]:
+        return self.bound.weights.gains
+
+    @property
+    def pages(self) -> LayerPages:
+        assert self.bound.pages is not None
+        return self.bound.pages
+
+    def add(self, step: Callable[[int, np.ndarray | None], None]) -> None:
+        self.program.add(lambda rows, late: step(rows.count, late))
+
+
 def add_op(program: HostProgram, op: Op, bound: BoundArrays, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:
     """Add ``op`` in the arrays of ``bound``; without ``shadow`` the outliers are dropped."""
-    if isinstance(op.of, Embedding):
-        _add_embedding(program, op, bound)
-    elif isinstance(op.of, Norm):
-        _add_norm(program, op, op.of, bound)
-    elif isinstance(op.of, SwiGLU):
-        program.native.swiglu(bound.buffers[op.reads[0]], out=bound.buffers[op.writes[0]])
-    elif isinstance(op.of, Linear):
-        _add_linear(program, op, bound, pool, shadow)
-    elif op.kind == "rope_append":
-        _add_append(program, op, op.of, bound, tables)
-    else:
-        _add_attention(program, op, op.of, bound)
-
-
-def _add_embedding(program: HostProgram, op: Op, bound: BoundArrays) -> None:
-    table, out = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
-    assert isinstance(table, Table)
-    hot = table.hot_index, table.hot_weight
-    program.native.embedding(integers_of(table), table.columns, table.weight_scale, *hot, out=out, turn=table.turn)
-
-
-def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundArrays) -> None:
-    gain = bound.weights.gains[norm.gain.name]
-    program.native.rms_norm(bound.buffers[op.reads[0]], gain, norm.eps, out=bound.buffers[op.writes[0]])
-
-
-def _add_linear(program: HostProgram, op: Op, bound: BoundArrays, pool: ThreadPool, shadow: bool) -> None:
-    weight, swiglu = bound.weights.linears[op.linear.name], op.kind == "linear_swiglu"
-    x, out = bound.buffers[op.reads[0]], bound.buffers[op.writes[0]]
-    add = bound.buffers[op.adds] if op.adds else None
-    gain, eps = (bound.weights.gains[op.norm.gain.name], op.norm.eps) if op.norm else (None, 0.0)
-    product = _product(op, bound, len(x)) if PRODUCT in op.writes else None
-    into, in_one = (out, swiglu) if product is None else (product, False)
-    if weight.add_to(program.native, x, add=add, shadow=shadow, gain=gain, eps=eps, swiglu=in_one, out=into):
-        if product is not None:
-            program.native.swiglu(product, out=out)
-        return
-
-    def apply(rows: Rows, late: np.ndarray | None) -> None:
-        n = rows.count
-        added, into = None if add is None else add[:n], late if out is LATE else out[:n]
-        weight.apply(x[:n], pool, add=added, shadow=shadow, gain=gain, eps=eps, swiglu=swiglu, out=into)
-
-    program.add(apply)
-
-
-def _product(op: Op, bound: BoundArrays, rows: int) -> np.ndarray:
-    """A buffer for the product of ``op``, of the width that it has here."""
-    values: np.ndarray = bound.buffers[PRODUCT].reshape(-1)
-    return values[: rows * op.linear.rows].reshape(rows, op.linear.rows)
-
-
-def _add_append(program: HostProgram, op: Op, attention: Attention, bound: BoundArrays, tables: RopeTables) -> None:
-    gains, pages = bound.weights.gains, bound.pages
-    assert pages is not None
-    q_gain, k_gain = (gains[gain.name] if gain else None for gain in (attention.q_norm, attention.k_norm))
-    program.native.rope_append(
-        bound.buffers[op.reads[0]],
-        attention.heads,
-        attention.kv_heads,
-        attention.head_dim,
-        *tables[attention.rope],
-        q_gain,
-        k_gain,
-        attention.eps,
-        # The same vector off every key of a head changes no softmax, and leaves less to quantize.
-        gains[KEY_OFFSET],
-        pages.k,
-        pages.k_scale,
-        pages.v,
-        pages.v_scale,
-        turn=attention.turn,
-    )
-
-
-def _add_attention(program: HostProgram, op: Op, attention: Attention, bound: BoundArrays) -> None:
-    pages = bound.pages
-    assert pages is not None
-    shape = (-1, attention.heads, attention.head_dim)
-    q = bound.buffers[op.reads[0]][:, : attention.q_size].reshape(shape)
-    out = bound.buffers[op.writes[0]].reshape(shape)
-    scale = attention.head_dim**-0.5 / max(1, attention.turn)
-    program.native.paged_attention(q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out)
+    op.of.add_call(_Call(program, op, bound, tables, pool, shadow))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 
 MakeArray = Callable[[tuple[int, ...], Any], np.ndarray]
 """(shape, type) -> a new array."""

@@ -29,7 +29,8 @@ from edge_llm.devices.base import (
 )
 from edge_llm.devices.kv_pages import MakeArray
 from edge_llm.kv.sequence import KVPages
-from edge_llm.models.layer import HIDDEN, Decoder
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import HIDDEN
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place, whole_layers

@@ -16,9 +16,9 @@ import numpy as np
 
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.operations.base import HOT, NORMED, OVERFLOW, QUANTIZED, RESIDUAL, SHADOW, Op
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Product
-from edge_llm.subgraphs.ops import HOT, NORMED, OVERFLOW, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, overflow_product, quantize
 from kernels.pointwise import rms_norm

@@ -12,8 +12,9 @@ import numpy as np
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph, Watch, WatchedOp
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.subgraphs.ops import Subgraph
 
 
 def builder(

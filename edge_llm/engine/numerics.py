@@ -17,7 +17,7 @@ import kernels
 from kernels import _native
 
 ROOMS = (
-    "config.py", "devices", "formats", "kv", "models", "quant", "runner", "schemes", "subgraphs", "weights",
+    "config.py", "devices", "formats", "kv", "models", "operations", "quant", "runner", "schemes", "subgraphs", "weights",
     "ascend/devices", "ascend/npu",
 )  # fmt: skip
 """Parts of `edge_llm` that a runner computes with; `tests/test_house.py` checks that the list is complete."""

@@ -62,7 +62,8 @@ from edge_llm.formats.manifest import (
     turned_as_said,
 )
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import Facts, check_tensor

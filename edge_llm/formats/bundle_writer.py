@@ -36,7 +36,9 @@ from edge_llm.formats.manifest import (
     tensor_record,
 )
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, HeadTurns, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import HeadTurns
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.models.layer import Attention, Decoder, Layer, Linear, gains_of
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes import TensorSpec, linear_tensors
 
 BLOCK_ALIGNMENT = 4096
@@ -22,8 +24,6 @@ TENSOR_ALIGNMENT = 64
 PIECE_BYTES = 64 << 10
 TABLES = ("embedding.tiles", "embedding.codes", "output.tiles", "output.codes")
 """Tensors of which parts are read alone, so each piece of them has a checksum of its own."""
-KEY_OFFSET = "k_offset"
-"""Per layer the mean key [kv heads, head_dim], which is subtracted from every key before it is stored."""
 DTYPES = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32, "float16": np.float16, "float32": np.float32}
 
 
@@ -99,12 +99,10 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
 def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
     """The tensors of one layer in file order; ``hot`` gives the number of hot channels by its linears' names."""
     for operation in layer.operations:
-        if isinstance(operation, Linear):
-            yield from _linear_specs(f"{operation.name}.", operation, hot[operation.name])
-        for gain in gains_of(operation):
-            yield gain.name, "float32", (gain.size,)
-        if isinstance(operation, Attention):
-            yield KEY_OFFSET, "float32", (operation.kv_heads, operation.head_dim)
+        for linear in operation.linears:
+            yield from _linear_specs(f"{linear.name}.", linear, hot[linear.name])
+        for vector in operation.vectors:
+            yield vector.name, "float32", vector.shape
 
 
 def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[TensorSpec]:

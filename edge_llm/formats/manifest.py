@@ -16,7 +16,9 @@ from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig, RopeScal
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
-from edge_llm.models.layer import Decoder, HeadTurns, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import HeadTurns
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes import Facts, scheme_of, schemes
 from edge_llm.schemes.parts import is_multiplied_as_int8, schemes_in
 from edge_llm.strict_json import parse_object

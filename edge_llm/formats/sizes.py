@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes.parts import schemes_in
 
 TABLE, VECTORS = "embedding", "norms"

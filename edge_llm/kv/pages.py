@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from edge_llm.errors import OutOfMemory
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 
 PAGE_TOKENS = 16
 """Tokens per page on the host (design: the paged INT8 KV cache), and of the pages that are kept on disk."""

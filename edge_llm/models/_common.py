@@ -7,20 +7,14 @@ from typing import Any
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.models.layer import (
-    HIDDEN,
-    Attention,
-    Decoder,
-    Embedding,
-    Gain,
-    Layer,
-    Linear,
-    Norm,
-    Operation,
-    Rope,
-    SourceRows,
-    SwiGLU,
-)
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.attention import Attention, Rope
+from edge_llm.operations.base import HIDDEN, Gain, Operation
+from edge_llm.operations.embedding import Embedding
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear, SourceRows
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 
 MAX_CONTEXT = 1 << 27
 MAX_HEAD_DIM = 256

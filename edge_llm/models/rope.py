@@ -12,11 +12,10 @@ from decimal import Context, Decimal
 import numpy as np
 
 from edge_llm.config import RopeScaling
-from edge_llm.models.layer import Rope
+from edge_llm.operations.attention import Rope
+from edge_llm.operations.base import Tables
 from kernels.floats import cos_sin64
 
-Tables = tuple[np.ndarray, np.ndarray]
-"""Cosines and sines of every position's angles, each float32 [positions, dim / 2]."""
 _BLOCK = 128
 """Positions whose angles are the sum of one coarse and one fine angle."""
 _EXACT = Context(prec=40)

@@ -6,14 +6,15 @@ a layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from edge_llm.errors import InvalidModel
-from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import FloatLinear, LayerWeights
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
 """Buffers that old exports wrote beside the weights; config.json has the same facts."""
@@ -29,22 +30,6 @@ class WeightSource(Protocol):
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32, finite."""
         ...
-
-
-@dataclass(frozen=True)
-class FloatLinear:
-    """A linear in float32: weight [N, K], bias [N] or None."""
-
-    weight: np.ndarray
-    bias: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """One layer in float32, by the names of its description."""
-
-    linears: Mapping[str, FloatLinear]
-    gains: Mapping[str, np.ndarray]
 
 
 def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:

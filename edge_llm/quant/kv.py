@@ -17,7 +17,7 @@ import numpy as np
 from edge_llm.config import KV_ALIASES
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 from edge_llm.quant.scheme import MAX_FLOAT16, rounded_kv
 
 BLOCK = 32

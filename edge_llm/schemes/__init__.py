@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_llm.models.layer import Linear
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
 from edge_llm.schemes.parts import Parts, parts_of, takes_codes

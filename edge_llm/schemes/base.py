@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from edge_llm.config import ACTIVATIONS, ROW, STATIC
 from edge_llm.files import shown
-from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment
 from kernels import ThreadPool
 from kernels.program import Program
+
+if TYPE_CHECKING:
+    from edge_llm.operations.linear import Linear
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
 """A tensor of a linear in a bundle: name, type, shape."""

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from edge_llm.models.layer import Linear
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import TILES, CodedProduct
 from kernels import ThreadPool

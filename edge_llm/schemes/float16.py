@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_llm.config import FLOAT16
 from edge_llm.errors import InvalidModel
-from edge_llm.models.layer import Linear
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool

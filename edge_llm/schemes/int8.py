@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edge_llm.config import INT8
-from edge_llm.models.layer import Linear
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import product_cost
 from edge_llm.schemes.base import (

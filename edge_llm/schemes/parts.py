@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_llm.config import INT8, W4
-from edge_llm.models.layer import Linear, SourceRows
+from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.quant.shadow import product_cost
 from edge_llm.schemes.base import (
     Facts,

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from edge_llm.config import W4
-from edge_llm.models.layer import Linear
+from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import product_cost
 from edge_llm.quant.w4 import round_weight
 from edge_llm.schemes.base import (

@@ -22,7 +22,8 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 from edge_llm.sources.base import StaticModule
 from edge_llm.sources.hugging_face import HuggingFaceSource
 from edge_llm.sources.modelslim_files import description_of, plain_settings, weights_of

@@ -14,64 +14,62 @@ from typing import NamedTuple
 from edge_llm.config import ASKED_FOR
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import HIDDEN, Attention, Decoder, Embedding, Layer, Linear, Norm, Operation, SwiGLU, read_by
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import HIDDEN, PAGES, Op
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Cut as LinearCut
+from edge_llm.operations.linear import Linear, norm_of
+from edge_llm.operations.norm import Norm
 from edge_llm.schemes.parts import is_multiplied_as_int8, swiglu_in_one_pass
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
     DEVICE_BUFFERS,
     HOST_LANE,
-    HOT,
-    NORMED,
-    OVERFLOW,
-    PAGES,
-    PRODUCT,
-    QUANTIZED,
-    RESIDUAL,
-    SHADOW,
     SHADOW_PART,
-    Op,
     Part,
 )
 
 
+@dataclass(frozen=True)
+class _HostPasses:
+    """What linears do in one pass where those of ``cut`` schemes are cut in two."""
+
+    cut: Callable[[str], bool]
+
+    def whole(self, linear: Linear) -> bool:
+        return not self.cut(linear.scheme)
+
+    def gate_in_tiles(self, linear: Linear) -> bool:
+        return swiglu_in_one_pass(linear)
+
+
+_UNCUT = _HostPasses(lambda scheme: False)
+_CUT = _HostPasses(is_multiplied_as_int8)
+
+
 def place_on_host(layer: Layer) -> tuple[Part, ...]:
-    """The CPU does everything, every linear in one pass with the norm before it and the SwiGLU behind it."""
-    parts: list[Part] = []
-    for operation in layer.operations:
-        if isinstance(operation, Attention):
-            parts.append(Part("keys", HOST_LANE, (_append(operation),)))
-            parts.append(Part("attention", HOST_LANE, (_attend(operation),)))
-        elif isinstance(operation, Linear):
-            parts.append(Part(operation.name, HOST_LANE, (_whole_linear(layer, operation),)))
-        elif isinstance(operation, Norm) and not _in_its_linears(layer, operation):
-            parts.append(Part(operation.gain.name, HOST_LANE, (_norm(operation),)))
-        elif isinstance(operation, SwiGLU) and _linear_of(layer, operation) is None:
-            parts.append(Part(f"{operation.reads}.{operation.writes}.swiglu", HOST_LANE, (_swiglu(operation),)))
-    return connect(parts)
+    """The CPU does everything, every linear in one pass with the norm before it and the gate behind it."""
+    named = (one for operation in layer.operations for one in operation.host_parts(layer, _UNCUT))
+    return connect(Part(name, HOST_LANE, (op,)) for name, op in named)
 
 
 def split(layer: Layer) -> tuple[Part, ...]:
     """A card does the INT8 products, the CPU all that is float: llm.npu (arXiv 2407.05858), §3.3 and §3.4.
 
-    Codes are multiplied once they are expanded.
+    Codes are multiplied once they are expanded.  A part of the CPU ends where a product or another chunk waits for it.
     """
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        if isinstance(operation, Linear) and not is_multiplied_as_int8(operation.scheme):
-            ops.append(_whole_linear(layer, operation))
-        elif isinstance(operation, Linear):
-            parts += [_cpu_part([*ops, _quantize(layer, operation)], parts), *_product(operation)]
-            ops = [_merge(operation)]
-        elif isinstance(operation, Attention):
-            parts.append(_cpu_part([*ops, _append(operation)], parts))
-            ops = [_attend(operation)]
-        elif isinstance(operation, SwiGLU):
-            linear = _linear_of(layer, operation)
-            if linear is None or is_multiplied_as_int8(linear.scheme):
-                ops.append(_swiglu(operation))
-        elif not _in_its_linears(layer, operation):
-            ops.append(_norm(operation))
+        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in operation.linears if not _CUT.whole(linear)}
+        for linear, pieces in cut.items():
+            parts += [_cpu_part([*ops, pieces.quantize], parts), *_product(linear.name, pieces)]
+            ops = [pieces.merge]
+        for _, op in () if cut else operation.host_parts(layer, _CUT):
+            ops.append(op)
+            if PAGES in op.writes:
+                parts.append(_cpu_part(ops, parts))
+                ops = []
     return connect([*parts, _cpu_part(ops, parts)] if ops else parts)
 
 
@@ -87,8 +85,7 @@ def _whole_head(norm: Norm, output: Linear) -> tuple[Op, ...]:
 
 def _head_on_card(norm: Norm, output: Linear) -> tuple[Op, ...]:
     """The same, cut as `split` cuts a linear."""
-    quantize = Op("quantize", (norm.reads,), (QUANTIZED, HOT, RESIDUAL, NORMED), output, norm)
-    return (quantize, *(op for part in _product(output) for op in part.ops), _merge(output))
+    return output.cut(norm)
 
 
 @dataclass(frozen=True)
@@ -191,12 +188,12 @@ def _whole(parts: Sequence[Part]) -> Part:
 
 def embedding_part(decoder: Decoder, cut: Cut) -> Part:
     """The look-up of the tokens' embeddings."""
-    return Part("embedding", cut.lane, (Op("embedding", (), (decoder.embedding.writes,), decoder.embedding),))
+    return Part("embedding", cut.lane, (decoder.embedding.op(),))
 
 
 def final_norm_part(decoder: Decoder, cut: Cut) -> Part:
     """The last norm alone."""
-    return Part("final_norm", cut.lane, (_norm(decoder.norm),))
+    return Part("final_norm", cut.lane, (decoder.norm.op(),))
 
 
 def head_part(decoder: Decoder, cut: Cut, rows: int | None = None) -> Part:
@@ -279,82 +276,9 @@ def _ancestors(part: Part, parts: Sequence[Part]) -> set[str]:
     return found
 
 
-def _in_its_linears(layer: Layer, norm: Norm) -> bool:
-    """Whether all readers of ``norm`` are linears that can do it themselves: what the norm reads has not changed by then."""
-    readers = layer.multipliers(norm)
-    return bool(readers) and all(one.writes != norm.reads for one in _between(layer, norm, readers[-1]))
-
-
-def _between(layer: Layer, first: Operation, last: Operation) -> tuple[Operation, ...]:
-    """The operations after ``first`` and before ``last``."""
-    return layer.operations[layer.operations.index(first) + 1 : layer.operations.index(last)]
-
-
-def _norm_of(layer: Layer, linear: Linear) -> Norm | None:
-    """The norm that ``linear`` does itself; None if it does none."""
-    writer = layer.writer(linear.reads, linear)
-    return writer if isinstance(writer, Norm) and _in_its_linears(layer, writer) else None
-
-
-def _linear_of(layer: Layer, swiglu: SwiGLU) -> Linear | None:
-    """The linear that does ``swiglu`` in its own pass; None if others need its product or what the result would overwrite."""
-    writer = layer.writer(swiglu.reads, swiglu)
-    if not isinstance(writer, Linear) or not layer.gives_only(writer, swiglu):
-        return None
-    used = {name for one in _between(layer, writer, swiglu) for name in (one.writes, *read_by(one))}
-    return None if swiglu.writes in used else writer
-
-
-def _whole_linear(layer: Layer, linear: Linear) -> Op:
-    norm = _norm_of(layer, linear)
-    reads = (norm.reads if norm else linear.reads, *read_by(linear)[1:])
-    swiglu = next((one for one in layer.readers(linear) if isinstance(one, SwiGLU) and _linear_of(layer, one) == linear), None)
-    if swiglu is None:
-        return Op("linear", reads, (linear.writes,), linear, norm)
-    product = () if swiglu_in_one_pass(linear) else (PRODUCT,)  # gate and up channels meet in one pass, or in a second
-    return Op("linear_swiglu", reads, (swiglu.writes, *product), linear, norm)
-
-
-def _norm(norm: Norm) -> Op:
-    return Op("rms_norm", (norm.reads,), (norm.writes,), norm)
-
-
-def _swiglu(swiglu: SwiGLU) -> Op:
-    return Op("swiglu", (swiglu.reads,), (swiglu.writes,), swiglu)
-
-
-def _append(attention: Attention) -> Op:
-    return Op("rope_append", (attention.reads,), (attention.reads, PAGES), attention)
-
-
-def _attend(attention: Attention) -> Op:
-    return Op("attention", (attention.reads, PAGES), (attention.writes,), attention)
-
-
-def _quantize(layer: Layer, linear: Linear) -> Op:
-    """Rows for ``linear``: INT8, hot channels, overflow."""
-    norm = _norm_of(layer, linear)
-    normed = (NORMED,) if norm else ()
-    return Op("quantize", (norm.reads if norm else linear.reads,), (QUANTIZED, HOT, RESIDUAL, *normed), linear, norm)
-
-
-def _product(linear: Linear) -> tuple[Part, Part]:
-    """The INT8 product of ``linear`` on the card, and its hot channels and overflow on the CPU beside it."""
-    return (
-        Part(linear.name, CARD_LANE, (Op("matmul", (QUANTIZED,), (_product_buffer(linear),), linear),)),
-        Part(f"{linear.name}{SHADOW_PART}", HOST_LANE, (Op("shadow", (HOT, RESIDUAL), (SHADOW, OVERFLOW), linear),)),
-    )
-
-
-def _merge(linear: Linear) -> Op:
-    """Product and shadow of ``linear`` become its result."""
-    beside = SHADOW, OVERFLOW, RESIDUAL
-    return Op("merge", (_product_buffer(linear), *beside, *read_by(linear)[1:]), (linear.writes,), linear)
-
-
-def _product_buffer(linear: Linear) -> str:
-    """The buffer of the product: the result's own, or another one if a buffer is added, because that may be the result's."""
-    return f"{linear.name}.product" if linear.adds else linear.writes
+def _product(name: str, cut: LinearCut) -> tuple[Part, Part]:
+    """The INT8 product of the linear ``name`` on the card, and its hot channels and overflow on the CPU beside it."""
+    return Part(name, CARD_LANE, (cut.matmul,)), Part(f"{name}{SHADOW_PART}", HOST_LANE, (cut.shadow,))
 
 
 _NAMED = {"rope_append": "keys", "attention": "attention", "swiglu": "swiglu"}
@@ -362,10 +286,10 @@ _NAMED = {"rope_append": "keys", "attention": "attention", "swiglu": "swiglu"}
 
 def _cpu_part(ops: Sequence[Op], before: Sequence[Part]) -> Part:
     """A part of ``ops``, named after keys, attention or swiglu; after its last operation if a part ``before`` has that name."""
-    last = f"{_name_of(ops[-1].of)}.{ops[-1].kind}"
+    last = f"{_name_of(ops[-1])}.{ops[-1].kind}"
     told = next((_NAMED[op.kind] for op in ops if op.kind in _NAMED), last)
     return Part(last if any(one.name == told for one in before) else told, HOST_LANE, tuple(ops))
 
 
-def _name_of(operation: Operation | Embedding) -> str:
-    return operation.name if isinstance(operation, Linear) else operation.writes
+def _name_of(op: Op) -> str:
+    return op.linear.name if op.of.linears else op.of.writes

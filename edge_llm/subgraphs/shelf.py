@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from edge_llm.subgraphs.ops import Op, Part, Subgraph
+from edge_llm.operations.base import Op
+from edge_llm.subgraphs.ops import Part, Subgraph
 
 FLOAT_BYTES = 4
 Built = TypeVar("Built")

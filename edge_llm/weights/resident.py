@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Linear
+from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.linear import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import BlockWeights, Facts, Weight, linear_tensors, scheme_of

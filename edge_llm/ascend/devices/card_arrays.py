@@ -14,7 +14,7 @@ from edge_llm.devices.base import Buffers, Rows
 from edge_llm.devices.cores import on_core
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
 from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 
 HEAD_ROWS = 32
 """Rows whose logits are computed at once: a card has no room for the logits of a whole prompt."""

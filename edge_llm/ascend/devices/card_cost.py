@@ -12,7 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute, scales_rows
 from edge_llm.ascend.npu.law import supports
-from edge_llm.models.layer import Attention, Layer, Linear, Norm, SwiGLU
+from edge_llm.operations.attention import Attention
+from edge_llm.operations.base import Operation
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 
 FLOAT16_BYTES, FLOAT32_BYTES = 2, 4
 QUANTIZE_LAUNCHES = 1
@@ -120,37 +125,40 @@ def _layer_work(law: ChipLaw, route: MatmulRoute, layer: Layer, rows: int, keys:
     return sum(_work(law, route, operation, rows, keys) for operation in layer.operations)
 
 
-def _work(law: ChipLaw, route: MatmulRoute, operation: Norm | Linear | Attention | SwiGLU, rows: int, keys: int) -> float:
-    if isinstance(operation, Linear):
-        beside = rows * (3 * operation.columns + 3 * FLOAT16_BYTES * operation.rows)
-        product = product_work(law, route, rows, operation.columns, operation.rows)
-        return product + _moving(law, beside) + turn_work(law, operation, rows)
-    if isinstance(operation, Attention):
-        return attention_work(law, operation, rows, keys)
-    width = operation.gain.size if isinstance(operation, Norm) else 3 * operation.width
-    return _moving(law, 2 * FLOAT16_BYTES * rows * width)
+def _work(law: ChipLaw, route: MatmulRoute, operation: Operation, rows: int, keys: int) -> float:
+    """Seconds of the card itself."""
+    if operation.linears:
+        return sum(_linear_work(law, route, linear, rows) for linear in operation.linears)
+    if operation.attentions:
+        return sum(attention_work(law, attention, rows, keys) for attention in operation.attentions)
+    return _moving(law, FLOAT16_BYTES * rows * (operation.read_width + operation.write_width))
+
+
+def _linear_work(law: ChipLaw, route: MatmulRoute, linear: Linear, rows: int) -> float:
+    beside = rows * (3 * linear.columns + 3 * FLOAT16_BYTES * linear.rows)
+    product = product_work(law, route, rows, linear.columns, linear.rows)
+    return product + _moving(law, beside) + turn_work(law, linear, rows)
 
 
 def launches(law: ChipLaw, route: MatmulRoute, layer: Layer) -> int:
     """Operators of ``layer`` on a card that does everything, for more rows than one."""
 
-    def of(operation: Norm | Linear | Attention | SwiGLU) -> int:
-        if isinstance(operation, Linear):
-            return _linear_launches(law, route, layer, operation)
-        if isinstance(operation, Attention):
-            return ATTENTION_LAUNCHES + (HEAD_NORM_LAUNCHES if operation.q_norm is not None else 0)
-        return 1
+    def of(operation: Operation) -> int:
+        linears = sum(_linear_launches(law, route, layer, linear) for linear in operation.linears)
+        attentions = sum(ATTENTION_LAUNCHES + HEAD_NORM_LAUNCHES * bool(one.q_norm) for one in operation.attentions)
+        return linears + attentions or 1
 
     return sum(map(of, layer.operations))
 
 
 def _linear_launches(law: ChipLaw, route: MatmulRoute, layer: Layer, linear: Linear) -> int:
     writer = layer.writer(linear.reads, linear)
-    behind_swiglu = isinstance(writer, SwiGLU)
+    kind = "" if writer is None else writer.KIND
+    behind_swiglu = kind == SwiGLU.KIND
     by_rows = bool(linear.turn) and scales_rows(law, behind_swiglu=behind_swiglu)
     alone = by_rows and not supports(law, "npu_dynamic_quant")
     hot = 0 if any(one.turn for one in layer.linears) else HOT_LAUNCHES
-    around = (TURN_LAUNCHES - (not isinstance(writer, Norm))) if linear.turn else hot
+    around = (TURN_LAUNCHES - (kind != Norm.KIND)) if linear.turn else hot
     around += ROWS_LAUNCHES if alone else 0
     around += WIDEN_LAUNCHES if linear.adds and not alone else 0
     return route.launches + QUANTIZE_LAUNCHES + around

@@ -13,7 +13,9 @@ from edge_llm.devices.model import activation_bytes
 from edge_llm.errors import UsageError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
-from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
 from edge_llm.schemes.parts import is_multiplied_as_int8

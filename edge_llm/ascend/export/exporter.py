@@ -22,7 +22,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.layout import tensors_digest
-from edge_llm.models.layer import Linear
+from edge_llm.operations.linear import Linear
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.schemes import Weight
 from edge_llm.schemes.expanding import expanded

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_llm.ascend.devices.card.key_forms import Float16Keys, Int8Keys, KeyForm
 from edge_llm.ascend.devices.card.key_ranges import sample_room, seen_ranges
-from edge_llm.ascend.devices.card.layers import Layers
+from edge_llm.ascend.devices.card.layers import Layers, missing
 from edge_llm.ascend.devices.card.linears import Loader, load_products
 from edge_llm.ascend.devices.card.model import CardModel
 from edge_llm.ascend.devices.card.plan import AscendPlan, key_bytes
@@ -33,8 +33,9 @@ from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
-from edge_llm.models.layer import Decoder, Rope
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import Rope
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
@@ -197,6 +198,8 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
     if runtime.attention_missing:
         return {"card": runtime.attention_missing}
+    if decoder is not None and (foreign := missing(decoder.layers)):
+        return {"card": foreign}
     for attention in decoder.attentions if decoder else ():
         refusal = attention_refusal(runtime.law, attention.heads, attention.kv_heads, attention.head_dim)
         if refusal is None and attention.rope.dim != attention.head_dim:

@@ -18,7 +18,7 @@ from edge_llm.ascend.npu.calls import MASKED, Calls, causal_mask
 from edge_llm.ascend.npu.law import most_int8_rows
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.devices.base import Rows
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 
 if TYPE_CHECKING:
     from torch import Tensor

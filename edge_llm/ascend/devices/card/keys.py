@@ -11,7 +11,7 @@ from edge_llm.ascend.devices.card.key_forms import KeyForm, LayerKeys, put_rows
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
-from edge_llm.models.layer import Attention
+from edge_llm.operations.attention import Attention
 
 if TYPE_CHECKING:
     from torch import Tensor

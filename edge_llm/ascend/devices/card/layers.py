@@ -14,14 +14,19 @@ What is added to the residual stream waits for the norm that reads the sum: one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.ascend.devices.card.key_forms import Attend, KeyForm, LayerKeys
 from edge_llm.ascend.devices.card.linears import NpuLinear
 from edge_llm.ascend.npu.calls import Calls
-from edge_llm.models.layer import HIDDEN, Attention, Layer, Linear, Norm, Rope, SwiGLU
+from edge_llm.operations.attention import Attention, Rope
+from edge_llm.operations.base import HIDDEN, Operation
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,24 +153,14 @@ class Layers:
 
     def run(self, layer: Layer, weights: CardLayer, hidden: Stream, keys: LayerKeys, tokens: Tokens) -> Stream:
         """The hidden states behind ``layer``."""
-        buffers = {HIDDEN: hidden}
+        at = _At(self, weights, keys, tokens, {HIDDEN: hidden})
         for operation in layer.operations:
-            if isinstance(operation, Norm):
-                gain = weights.gains[operation.gain.name]
-                buffers[operation.reads], normed = self._normed(operation, gain, buffers[operation.reads])
-                buffers[operation.writes] = normed
-            elif isinstance(operation, Linear):
-                buffers[operation.writes] = self._linear(operation, weights, buffers)
-            elif isinstance(operation, Attention):
-                qkv = _float16(buffers[operation.reads])
-                buffers[operation.writes] = self._attention(operation, weights, qkv, keys, tokens)
-            elif isinstance(operation, SwiGLU):
-                buffers[operation.writes] = self.calls.swiglu(_float16(buffers[operation.reads]))
-        return buffers[HIDDEN]
+            at.buffers[operation.writes] = _RUN[type(operation)](operation, at)
+        return at.buffers[HIDDEN]
 
     def norm(self, norm: Norm, gains: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """float32 [T, K]."""
-        return self._normed(norm, gains[norm.gain.name], x)[1]
+        return self.normed(norm, gains[norm.gain.name], x)[1]
 
     def product(self, weight: CardLinear | FloatLinear, x: Tensor, wide: bool = False) -> Tensor:
         """[T, N] of x [T, K]: float32 where ``wide``, else float16."""
@@ -212,19 +207,16 @@ class Layers:
             quantized = _pad(quantized, missing)
         return self.calls.quant_matmul(quantized, product.weight, product.scale, product.bias, row_scales)
 
-    def _linear(self, linear: Linear, weights: CardLayer, buffers: Mapping[str, Any]) -> Stream:
-        y = self.product(weights.linears[linear.name], buffers[linear.reads], wide=bool(linear.adds))
-        return Sum(_float32(settled(buffers[linear.adds])), y) if linear.adds else y
-
-    def _normed(self, norm: Norm, gain: Tensor, x: Stream) -> tuple[Tensor, Tensor]:
+    def normed(self, norm: Norm, gain: Tensor, x: Stream) -> tuple[Tensor, Tensor]:
         """What is normed, and its norm: float32 [T, K]."""
         if isinstance(x, Sum):
             return self.calls.add_rms_norm(x.stream, x.added, gain, norm.eps)
         return x, self.calls.rms_norm(_float32(x), gain, norm.eps)
 
-    def _attention(
+    def attention(
         self, attention: Attention, weights: CardLayer, qkv: Tensor, keys: LayerKeys, tokens: Tokens
     ) -> Tensor:
+        """[T, heads * head_dim] of qkv float16 [T, q | k | v]."""
         q_size, kv_size, size = attention.q_size, attention.kv_size, attention.head_dim
         q, k, v = _split(qkv, (q_size, kv_size, kv_size))
         if attention.q_norm is not None and attention.k_norm is not None:
@@ -238,6 +230,48 @@ class Layers:
 
     def _head_norm(self, x: Tensor, gain: Tensor, attention: Attention) -> Tensor:
         return self.calls.rms_norm(x.view(-1, attention.head_dim), gain, attention.eps).view(x.shape)
+
+
+@dataclass(frozen=True)
+class _At:
+    """A layer that runs: what its operations find."""
+
+    layers: Layers
+    weights: CardLayer
+    keys: LayerKeys
+    tokens: Tokens
+    buffers: dict[str, Any]
+
+
+def _norm(norm: Norm, at: _At) -> Tensor:
+    at.buffers[norm.reads], normed = at.layers.normed(norm, at.weights.gains[norm.gain.name], at.buffers[norm.reads])
+    return normed
+
+
+def _linear(linear: Linear, at: _At) -> Stream:
+    y = at.layers.product(at.weights.linears[linear.name], at.buffers[linear.reads], wide=bool(linear.adds))
+    return Sum(_float32(settled(at.buffers[linear.adds])), y) if linear.adds else y
+
+
+def _attention(attention: Attention, at: _At) -> Tensor:
+    return at.layers.attention(attention, at.weights, _float16(at.buffers[attention.reads]), at.keys, at.tokens)
+
+
+def _swiglu(swiglu: SwiGLU, at: _At) -> Tensor:
+    return at.layers.calls.swiglu(_float16(at.buffers[swiglu.reads]))
+
+
+_RUN: Mapping[type[Operation], Callable[[Any, _At], Any]] = {
+    Norm: _norm, Linear: _linear, Attention: _attention, SwiGLU: _swiglu,
+}  # fmt: skip
+"""How a card does each kind of operation."""
+
+
+def missing(layers: Sequence[Layer]) -> str | None:
+    """What a card cannot do of ``layers``, in a few words; None: it can do all."""
+    foreign = {operation.KIND for layer in layers for operation in layer.operations if type(operation) not in _RUN}
+    return f"a card does no `{min(foreign)}`" if foreign else None
+
 
 
 def settled(hidden: Stream) -> Tensor:

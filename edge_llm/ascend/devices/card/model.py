@@ -25,7 +25,8 @@ from edge_llm.devices.base import Chunk, Room, Rows, RunRow, RunSubgraph, Task, 
 from edge_llm.errors import NumericError
 from edge_llm.kv.pages import pages_for
 from edge_llm.kv.sequence import KVPages
-from edge_llm.models.layer import HIDDEN, Decoder
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import HIDDEN
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Part
 from edge_llm.subgraphs.placement import CARD, place

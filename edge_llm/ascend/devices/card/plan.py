@@ -13,7 +13,9 @@ from edge_llm.ascend.npu.runtime import GRAPH_ROWS
 from edge_llm.devices.base import Room
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import pages_for
-from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes.parts import is_multiplied_as_int8
 
 FLOAT_BYTES = 4

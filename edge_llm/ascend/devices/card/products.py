@@ -14,8 +14,9 @@ from edge_llm.ascend.npu.runtime import Completion, Runtime, run
 from edge_llm.devices.base import Buffers, Rows
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.errors import DeviceError
+from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.subgraphs.ops import Subgraph
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,8 @@ from edge_llm.ascend.devices.card.model import CardModel, _Flow
 from edge_llm.ascend.npu.runtime import Completion, Graph, Mark, Runtime, Work
 from edge_llm.devices.base import BESIDE_HOST, Chunk, Watch, WatchedOp
 from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.subgraphs.ops import Op
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,12 @@ from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw, scales_rows
 from edge_llm.ascend.npu.runtime import run
 from edge_llm.errors import DeviceError
-from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Decoder, Layer, Linear, Norm, SwiGLU, gains_of
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.layer import Layer
+from edge_llm.operations.linear import Linear
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.turning import turned
 from edge_llm.schemes.base import BlockWeights, Weight
@@ -65,13 +69,14 @@ class Input:
 def input_of(layer: Layer, linear: Linear, law: ChipLaw) -> Input:
     """That of ``linear`` on a chip of ``law``."""
     writer = layer.writer(linear.reads, linear)
-    rows = scales_rows(law, behind_swiglu=isinstance(writer, SwiGLU))
-    return Input(bool(linear.turn) or not isinstance(writer, Norm), rows)
+    rows = scales_rows(law, behind_swiglu=writer is not None and writer.KIND == SwiGLU.KIND)
+    behind_norm = writer is not None and writer.KIND == Norm.KIND
+    return Input(bool(linear.turn) or not behind_norm, rows)
 
 
 def _gains(layer: Layer, block: BlockWeights) -> dict[str, np.ndarray]:
     """Those of heads in float16, in which heads are."""
-    of_heads = {gain.name for gain in gains_of(layer.attention)}
+    of_heads = {gain.name for gain in layer.attention.gains}
     gains = {name: gain for name, gain in block.gains.items() if name != KEY_OFFSET}
     return {name: gain.astype(np.float16) if name in of_heads else gain for name, gain in gains.items()}
 

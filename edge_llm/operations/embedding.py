@@ -1,0 +1,32 @@
+"""The rows of a table that tokens number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_llm.operations.base import HIDDEN, HostCall, Op, Runnable
+
+
+@dataclass(frozen=True)
+class Embedding(Runnable):
+    """``writes`` = the rows of a table [rows, columns] that tokens number."""
+
+    source: str
+    """Its tensor in the source."""
+    rows: int
+    """Tokens of the vocabulary."""
+    columns: int
+    writes: str = HIDDEN
+
+    def op(self) -> Op:
+        """The look-up, on a device."""
+        return Op("embedding", (), (self.writes,), self)
+
+    def op_widths(self, op: Op) -> dict[str, int]:
+        return {op.writes[0]: self.columns}
+
+    def add_call(self, call: HostCall) -> None:
+        table, out = call.table, call.buffers[call.op.writes[0]]
+        (integers,) = table.integers.values()
+        hot = table.hot_index, table.hot_weight
+        call.native.embedding(integers, table.columns, table.weight_scale, *hot, out=out, turn=table.turn)

@@ -1,0 +1,119 @@
+"""A layer: operations over named buffers, in order.
+
+    Layer("model.layers.0.", (
+        Norm(Gain("attention_norm", "input_layernorm.weight", 64), 1e-5, reads="hidden", writes="normed"),
+        Linear("qkv", (SourceRows("self_attn.q_proj", 64), ...), 64, reads="normed", writes="qkv"),
+        ...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from edge_llm.operations.base import HIDDEN, Gain, Operation
+
+if TYPE_CHECKING:
+    from edge_llm.operations.attention import Attention
+    from edge_llm.operations.linear import Linear
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: where its tensors begin in the source, and its operations in order."""
+
+    prefix: str
+    operations: tuple[Operation, ...]
+
+    def __post_init__(self) -> None:
+        written = {HIDDEN}
+        names = [linear.name for linear in self.linears] + [gain.name for gain in self.gains]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two linears or gains of layer `{self.prefix}` have one name: {names}")
+        if len(set(self.operations)) < len(self.operations):
+            raise ValueError(f"layer `{self.prefix}` has the same operation twice")
+        for operation in self.operations:
+            for buffer in operation.read_by:
+                if buffer not in written:
+                    raise ValueError(f"layer `{self.prefix}` reads the buffer `{buffer}` before anything writes it")
+            written.add(operation.writes)
+        _ = self.projection, self.widths
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linears in order."""
+        return tuple(linear for operation in self.operations for linear in operation.linears)
+
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
+        """The vectors of its norms in order."""
+        return tuple(gain for operation in self.operations for gain in operation.gains)
+
+    @cached_property
+    def attention(self) -> Attention:
+        """Its one attention: the operation that keeps something of a sequence."""
+        found = [attention for operation in self.operations for attention in operation.attentions]
+        if len(found) != 1:
+            raise ValueError(f"layer `{self.prefix}` has {len(found)} attentions, not one")
+        return found[0]
+
+    @cached_property
+    def projection(self) -> Linear:
+        """The linear that gives queries, keys and values to its attention, and to nobody else."""
+        found = self.writer(self.attention.reads, self.attention)
+        if found is None or found not in self.linears or found.write_width != self.attention.read_width:
+            raise ValueError(f"the attention of layer `{self.prefix}` does not read the q | k | v of one linear")
+        (linear,) = found.linears
+        if not self.gives_only(linear, self.attention):
+            raise ValueError(f"the q | k | v of layer `{self.prefix}` are not for its attention alone")
+        return linear
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Values per token of every buffer: one width each, however often it is written."""
+        widths: dict[str, int] = {}
+        for operation in self.operations:
+            written = operation.write_width
+            found = [(operation.reads, operation.read_width), *((name, written) for name in operation.read_by[1:])]
+            for buffer, width in (*found, (operation.writes, written)):
+                if widths.setdefault(buffer, width) != width:
+                    raise ValueError(f"the buffer `{buffer}` of layer `{self.prefix}` is {widths[buffer]} wide, not {width}")
+        return widths
+
+    def linear(self, name: str) -> Linear:
+        """The linear called ``name``."""
+        return next(linear for linear in self.linears if linear.name == name)
+
+    def writer(self, buffer: str, reader: Operation) -> Operation | None:
+        """The operation whose result ``reader`` finds in ``buffer``; None if the buffer comes from before the layer."""
+        before = self.operations[: self.operations.index(reader)]
+        return next((operation for operation in reversed(before) if operation.writes == buffer), None)
+
+    def readers(self, written: Operation) -> Iterator[Operation]:
+        """The operations that read what ``written`` writes, up to the next that writes there."""
+        for operation in self.operations[self.operations.index(written) + 1 :]:
+            if written.writes in operation.read_by:
+                yield operation
+            if operation.writes == written.writes:
+                return
+
+    def between(self, first: Operation, last: Operation) -> tuple[Operation, ...]:
+        """The operations after ``first`` and before ``last``."""
+        return self.operations[self.operations.index(first) + 1 : self.operations.index(last)]
+
+    def is_result(self, operation: Operation) -> bool:
+        """Whether what ``operation`` writes is what the layer hands on."""
+        after = self.operations[self.operations.index(operation) + 1 :]
+        return operation.writes == HIDDEN and all(later.writes != HIDDEN for later in after)
+
+    def multipliers(self, written: Operation) -> tuple[Linear, ...]:
+        """The linears that multiply what ``written`` writes; empty if anything else reads it too."""
+        readers = list(self.readers(written))
+        linears = tuple(linear for one in readers if one.adds != written.writes for linear in one.linears)
+        return linears if len(linears) == len(readers) and not self.is_result(written) else ()
+
+    def gives_only(self, written: Operation, reader: Operation) -> bool:
+        """Whether ``reader`` alone sees the result of ``written``, to which nothing is added."""
+        return not written.adds and not self.is_result(written) and list(self.readers(written)) == [reader]

@@ -1,0 +1,107 @@
+"""SwiGLU (Shazeer, 2020, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from edge_llm.operations.arithmetic import sigmoid, silu
+from edge_llm.operations.base import (
+    Back,
+    Buffers,
+    FloatRun,
+    Folding,
+    HostCall,
+    Op,
+    Operation,
+    Passes,
+    Place,
+)
+
+if TYPE_CHECKING:
+    from edge_llm.operations.layer import Layer
+    from edge_llm.operations.linear import Linear
+
+PRODUCTS = "products"
+"""The place of its channels."""
+
+
+@dataclass(frozen=True)
+class SwiGLU(Operation):
+    """``writes = silu(gate) * up`` of ``reads`` [tokens, gate | up], each ``width`` wide."""
+
+    KIND: ClassVar[str] = "swiglu"
+
+    width: int
+    reads: str
+    writes: str
+
+    @property
+    def read_width(self) -> int:
+        return 2 * self.width
+
+    @property
+    def write_width(self) -> int:
+        return self.width
+
+    def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
+        gate, up = np.split(buffers[self.reads], 2, axis=1)
+        return silu(gate, run.arithmetic) * up
+
+    def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
+        gate, up = np.split(buffers[self.reads], 2, axis=1)
+        passed = silu(gate, run.arithmetic)
+
+        def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
+            share = sigmoid(gate, run.arithmetic)
+            slope = share * (1.0 + gate * (1.0 - share))
+            return [(self.reads, np.concatenate([gradient * up * slope, gradient * passed], axis=1))]
+
+        return passed * up, back
+
+    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+        linear = self.gate_in_writer(layer)
+        if linear is not None and passes.whole(linear):
+            return []
+        return [(f"{self.reads}.{self.writes}.swiglu", Op("swiglu", (self.reads,), (self.writes,), self))]
+
+    def op_widths(self, op: Op) -> dict[str, int]:
+        return {op.writes[0]: self.width}
+
+    def add_call(self, call: HostCall) -> None:
+        call.native.swiglu(call.buffers[call.op.reads[0]], out=call.buffers[call.op.writes[0]])
+
+    def gate_in_writer(self, layer: Layer) -> Linear | None:
+        """None if others need the linear's product, or what the result would overwrite."""
+        writer = self.gate_up(layer)
+        if writer is None:
+            return None
+        used = {name for one in layer.between(writer, self) for name in (one.writes, *one.read_by)}
+        return None if self.writes in used else writer
+
+    def gate_up(self, layer: Layer) -> Linear | None:
+        """The linear that writes for this alone."""
+        writer = layer.writer(self.reads, self)
+        if writer is None or not layer.gives_only(writer, self):
+            return None
+        return next(iter(writer.linears), None)
+
+    @property
+    def evens_its_input(self) -> bool:
+        return True
+
+    @property
+    def pairs_its_input(self) -> bool:
+        return True
+
+    def places(self, layer: Layer) -> Iterator[Place]:
+        if (readers := layer.multipliers(self)) and self.gate_up(layer) is not None:
+            yield Place(PRODUCTS, self, readers, (self.width,))
+
+    def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
+        gate_up = self.gate_up(layer)
+        assert gate_up is not None
+        folding.rows[gate_up.name] = np.concatenate([np.ones_like(factors), 1 / factors])
