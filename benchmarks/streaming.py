@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 import kernels  # noqa: E402
 from edge_llm.bench.disk import DiskMeter, DiskUse  # noqa: E402
 from edge_llm.bench.environment import environment  # noqa: E402
+from edge_llm.bench.llama_shape import llama_shape  # noqa: E402
 from edge_llm.bench.measure import Contestant, Measurement, Ratio, Test, measure  # noqa: E402
 from edge_llm.bench.own_process import OwnProcess  # noqa: E402
 from edge_llm.bench.peer import LLAMA_CPP, Peer, PeerSettings, PeerSpec  # noqa: E402
@@ -144,7 +145,7 @@ def start(
     threads, context = usable_cores(), PROMPT.tokens + GENERATE.tokens
     resident = OwnProcess(bundle.folder, context, threads)
     stack.callback(resident.close)
-    gguf = synthetic_gguf(bundle.config, LLAMA_CPP.variants[0])
+    gguf = synthetic_gguf(llama_shape(bundle.config), LLAMA_CPP.variants[0])
     with gguf.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     groups: list[MemoryGroup] = []
@@ -163,7 +164,7 @@ def start(
     with ExitStack() as inside:
         if limited is None:
             inside.enter_context(groups[1].children())
-        settings = PeerSettings(bundle.config, context, threads, PROMPT.tokens, PEER_UBATCH)
+        settings = PeerSettings(llama_shape(bundle.config), context, threads, PROMPT.tokens, PEER_UBATCH)
         peer = Peer(PeerSpec(LLAMA_CPP, LLAMA_CPP.variants[0]), settings)
         stack.callback(peer.close)
     return resident, streamed, peer, limited

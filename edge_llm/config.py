@@ -34,25 +34,31 @@ class RopeScaling:
     original_context: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer: shapes and constants, in Hugging Face's meaning of the words."""
+    """What is said of every model; its family says more, for its layers."""
 
     family: str
-    """Hugging Face `model_type`: llama, mistral, qwen2 or qwen3."""
+    """Hugging Face `model_type`."""
     vocab_size: int
     hidden_size: int
+    context: int
+    """Longest sequence in tokens that the model was made for."""
+    tied_embeddings: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """A decoder like Llama's: shapes and constants, in Hugging Face's meaning of the words."""
+
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    context: int
-    """Longest sequence in tokens that the model was made for."""
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
-    tied_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     """Bias on the attention output projection."""

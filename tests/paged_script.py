@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import ContextOverflow
 from edge_llm.kv.memory import KVMemory
@@ -13,7 +13,7 @@ from edge_llm.kv.prefix import page_keys
 from edge_llm.models import describe
 from edge_llm.runner.base import Cancelled
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=257, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1,
     head_dim=8, context=256, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip

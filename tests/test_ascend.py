@@ -19,7 +19,7 @@ from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
 from edge_llm.ascend.npu.runtime import GRAPH_ROWS, run
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
@@ -34,16 +34,16 @@ BUILTIN = Path(__file__).resolve().parents[1] / "edge_llm" / "builtin"
 FLOAT16 = "emulated:310p:float16"
 STEPS = 6
 SHAPES = SHAPES | {
-    "heads of 8": ModelConfig(
+    "heads of 8": LlamaConfig(
         family="llama", vocab_size=97, hidden_size=64, intermediate_size=172, num_layers=3, num_heads=8,
         num_kv_heads=4, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
-    "qk norms": ModelConfig(
+    "qk norms": LlamaConfig(
         family="qwen3", vocab_size=131, hidden_size=48, intermediate_size=100, num_layers=3, num_heads=4,
         num_kv_heads=2, head_dim=32, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
 }  # fmt: skip
-BIASED = ModelConfig(
+BIASED = LlamaConfig(
     family="qwen2", vocab_size=131, hidden_size=128, intermediate_size=192, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=64, context=640, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qkv_bias=True,
 )  # fmt: skip

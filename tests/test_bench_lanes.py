@@ -14,7 +14,7 @@ from edge_llm.bench.rest import ask
 from edge_llm.bench.sampling import WAYS
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
-from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.convert.calibrate import HELD_OUT_TEXT
 from edge_llm.decoding.sampler import greedy
 from edge_llm.engine import generation
@@ -24,7 +24,7 @@ from edge_llm.runner.order import POLICIES
 from edge_llm.text.tokenizer import Tokenizer
 from scheduler import Span, Trace
 
-SYNTHETIC = ModelConfig(
+SYNTHETIC = LlamaConfig(
     family="llama", vocab_size=4000, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True,
 )  # fmt: skip

@@ -11,11 +11,11 @@ from edge_llm.bench.peer import LLAMA_CPP, PeerSettings, PeerSpec, parse_peers, 
 from edge_llm.bench.roofs import operations
 from edge_llm.bench.synthetic_gguf import VARIANTS, matrices, synthetic_gguf, weight_bytes
 from edge_llm.bench.worker import Worker
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.models import describe
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="qwen3", vocab_size=320, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=32, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True, qk_norm=True,
 )  # fmt: skip

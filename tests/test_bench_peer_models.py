@@ -12,13 +12,13 @@ from edge_llm.bench.peer import ENGINES, GENAI, OPENVINO, PeerSettings, parse_pe
 from edge_llm.bench.random_weights import Blocks, random_blocks, random_vector
 from edge_llm.bench.synthetic_onnx import BLOCK, write_onnx
 from edge_llm.bench.synthetic_openvino import GROUP, write_openvino
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.weights import layer_shapes
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="qwen3", vocab_size=320, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=32, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True, qk_norm=True,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from edge_llm.ascend.npu import calls as calls_module
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import CHIPS, EVERY, chip_law
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults
@@ -29,7 +29,7 @@ from edge_llm.runner.base import Segment
 FREE = {"empty", "empty_like"}
 """Neither views nor operators of the card."""
 SHAPES = {
-    name: ModelConfig(
+    name: LlamaConfig(
         family=family, vocab_size=97, hidden_size=128, intermediate_size=192, num_layers=3, num_heads=4, num_kv_heads=2,
         head_dim=64, context=640, norm_eps=1e-5, rope_theta=1e4, qk_norm=family == "qwen3",
     )

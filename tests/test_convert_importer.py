@@ -107,7 +107,7 @@ def test_every_family_keeps_its_weights(tiny_model: Callable[..., Path], family:
     folder = tiny_model(family, dtype=dtype, shards=shards)
     with open_bundle(import_model(folder, "m", fold=False, turn=0)) as bundle, open_model_folder(folder) as source:
         config = load_config(source.config)
-        assert bundle.config == config
+        assert bundle.config.decoder == describe(config)
         decoder = describe(config)
         assert len(decoder.layers) == config.num_layers
         for index, layer in enumerate(decoder.layers):

@@ -21,7 +21,7 @@ from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError, InvalidModel
-from edge_llm.formats.manifest import model_config
+from edge_llm.formats.description import decode_description, encode_description, model_record
 from edge_llm.models import describe, load_config
 from edge_llm.models.rope import rope_tables
 from edge_llm.paths import models_folder
@@ -64,7 +64,8 @@ def test_a_config_that_is_accepted_can_be_stored_and_computed_with(
             config = load_config(tiny_config("llama", **changes))
         except InvalidModel:
             continue
-        assert model_config(json.loads(json.dumps(asdict(config)))) == config
+        described = json.loads(json.dumps([encode_description(describe(config)), model_record(config)]))
+        assert decode_description(*described, most_layers=100).decoder == describe(config)
         assert np.float32(config.norm_eps) > 0
         with np.errstate(all="raise", under="ignore"):
             cos, sin = rope_tables(describe(config).layers[0].attention.rope, 512)

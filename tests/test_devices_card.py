@@ -15,7 +15,7 @@ from edge_llm.ascend.devices.card_memory import CardMemory
 from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.ascend.npu.chips import CHIPS, chip_law
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import open_device
@@ -34,11 +34,11 @@ PLACEMENTS = ("split", "split,host", "card")
 EXACT = {"310p": "emulated:310p:s8gemm", "310b": "emulated:310b:s8gemm", "910b": "emulated:910b"}
 """The chips by the routes whose products have the host's bits."""
 SHAPES = {
-    "tied": ModelConfig(
+    "tied": LlamaConfig(
         family="llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_layers=6, num_heads=4,
         num_kv_heads=2, head_dim=16, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
-    "odd": ModelConfig(
+    "odd": LlamaConfig(
         family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=4, num_heads=3,
         num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
     ),

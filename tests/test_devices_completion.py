@@ -7,7 +7,7 @@ import pytest
 
 from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
@@ -19,7 +19,7 @@ from edge_llm.runner.runner import Int8Runner
 from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.weights.resident import ResidentWeights
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=97, hidden_size=64, intermediate_size=100, num_layers=3, num_heads=4,
     num_kv_heads=2, head_dim=16, context=320, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
 )  # fmt: skip

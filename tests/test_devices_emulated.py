@@ -27,7 +27,7 @@ from edge_llm.ascend.devices.card_weights import CardBlock, CardWeights, load_pr
 from edge_llm.ascend.devices.emulated import EmulatedDevice, split_cores
 from edge_llm.ascend.npu.chips import CHIPS, chip_law
 from edge_llm.ascend.npu.law import check_product
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.convert.turns import with_turns
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions, Room, Rows
@@ -55,7 +55,7 @@ from kernels.linear import linear_int8
 
 POOL = ThreadPool(1)
 NAMES = sorted(CHIPS)
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=64, hidden_size=40, intermediate_size=72, num_layers=1, num_heads=2, num_kv_heads=1,
     head_dim=20, context=64, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip
@@ -525,7 +525,7 @@ def test_the_clock(chip):
     assert copy_seconds(law, 10**9) == pytest.approx(1e9 / law.copy_rate, rel=0.01)
 
 
-HALF_BILLION = ModelConfig(
+HALF_BILLION = LlamaConfig(
     family="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14, num_kv_heads=2,
     head_dim=64, context=32768, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qkv_bias=True,
 )  # fmt: skip

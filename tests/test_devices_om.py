@@ -24,7 +24,7 @@ from edge_llm.ascend.npu import om_models
 from edge_llm.ascend.npu.chips import CHIPS
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
-from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import open_device
@@ -38,11 +38,11 @@ from edge_llm.runner.base import Segment
 
 LENGTHS = (1, 8, 16)
 SHAPES = {
-    "tied": ModelConfig(
+    "tied": LlamaConfig(
         family="llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_layers=5, num_heads=8,
         num_kv_heads=2, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
-    "odd": ModelConfig(
+    "odd": LlamaConfig(
         family="qwen2", vocab_size=130, hidden_size=71, intermediate_size=75, num_layers=3, num_heads=3,
         num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
     ),

@@ -25,7 +25,7 @@ from edge_llm.ascend.devices import onnx_product
 from edge_llm.ascend.devices.onnx_product import Session, onnx_package, operands_of, unsigned
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import open_device, split
@@ -39,11 +39,11 @@ from kernels.linear import linear_int8
 
 PLACEMENTS = ("split,host", "split")
 SHAPES = {
-    "tied": ModelConfig(
+    "tied": LlamaConfig(
         family="llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_layers=6, num_heads=8,
         num_kv_heads=2, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
-    "odd": ModelConfig(
+    "odd": LlamaConfig(
         family="qwen2", vocab_size=130, hidden_size=71, intermediate_size=75, num_layers=4, num_heads=3,
         num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
     ),

@@ -10,7 +10,7 @@ from scheme_references import reference
 from edge_llm.ascend.devices.card_weights import CardWeights, load_products
 from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -23,19 +23,19 @@ from kernels.layout import pack_tiles, row_sums
 
 DEVICE = "emulated:310p:float16"
 SHAPES = {
-    "tied": ModelConfig(
+    "tied": LlamaConfig(
         family="llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_layers=4, num_heads=4,
         num_kv_heads=2, head_dim=16, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
-    "biases, odd sizes": ModelConfig(
+    "biases, odd sizes": LlamaConfig(
         family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=4, num_heads=3,
         num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
     ),
-    "query and key norms": ModelConfig(
+    "query and key norms": LlamaConfig(
         family="qwen3", vocab_size=64, hidden_size=48, intermediate_size=96, num_layers=4, num_heads=2,
         num_kv_heads=2, head_dim=40, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
-    "heads of 8": ModelConfig(
+    "heads of 8": LlamaConfig(
         family="llama", vocab_size=80, hidden_size=40, intermediate_size=64, num_layers=4, num_heads=5,
         num_kv_heads=5, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from edge_llm.config import GenerationParams, ModelConfig
+from edge_llm.config import GenerationParams, LlamaConfig
 from edge_llm.decoding.draft import no_draft
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Request
@@ -16,7 +16,7 @@ from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
 
 END = 256
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=257, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1,
     head_dim=8, context=64, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip

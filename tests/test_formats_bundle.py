@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.config import LlamaConfig, ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel
 from edge_llm.formats import bundle as bundle_module
 from edge_llm.formats.bundle import aligned_empty, open_bundle
@@ -23,10 +23,11 @@ from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, tensor_layout
 from edge_llm.formats.manifest import encode_manifest
 from edge_llm.models import describe
+from edge_llm.models.layer import DescribedConfig
 from edge_llm.weights.resident import ResidentWeights
 from kernels.checksum import crc32c
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama",
     vocab_size=40,
     hidden_size=24,
@@ -86,7 +87,7 @@ def rewrite_manifest(folder: Path, change: Any) -> None:
 
 def configs() -> st.SearchStrategy[ModelConfig]:
     return st.builds(
-        lambda heads, groups, dim, hidden, inner, vocab, layers, flags, scaling: ModelConfig(
+        lambda heads, groups, dim, hidden, inner, vocab, layers, flags, scaling: LlamaConfig(
             family="qwen3",
             vocab_size=vocab,
             hidden_size=hidden,
@@ -125,7 +126,7 @@ def test_what_is_written_comes_back(config: ModelConfig, data: st.DataObject, tm
     folder = tmp_path_factory.mktemp("round") / "model"
     arrays = write(folder, config, hot)
     with open_bundle(folder) as bundle:
-        assert bundle.config == config
+        assert bundle.config.decoder == describe(config)
         assert bundle.size == (folder / "weights.bin").stat().st_size
         for source in (bundle.read_all(), {name: bundle.read(name) for name in bundle.tensors}):
             assert list(source) == list(arrays)
@@ -156,7 +157,7 @@ def test_blocks_are_aligned_layers(bundle_folder: Path) -> None:
 
 
 def test_untied_bundle_has_both_matrices(tmp_path: Path) -> None:
-    write(tmp_path / "m", dataclasses.replace(CONFIG, tied_embeddings=False))
+    write(tmp_path / "m", replace(CONFIG, tied_embeddings=False))
     with open_bundle(tmp_path / "m") as bundle:
         assert list(bundle.blocks) == ["embedding", "layers.0", "layers.1", "final_norm", "output"]
         assert bundle.columns("embedding") == bundle.columns("output") == 24
@@ -276,12 +277,64 @@ def change(*path: Any, to: Any) -> Any:
 def test_layers_that_a_manifest_has_no_linears_for_are_not_described(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewrite_manifest(bundle_folder, change("model", "num_layers", to=4096))
     described: list[Any] = []
     monkeypatch.setattr("edge_llm.formats.bundle.describe", described.append)
+    rewrite_manifest(bundle_folder, change("description", "pattern", to=["0"] * 4096))
+    with pytest.raises(CorruptBundle, match="has no layers, too many"):
+        open_bundle(bundle_folder)
+    rewrite_manifest(bundle_folder, of_version_3(replace(CONFIG, num_layers=4096)))
     with pytest.raises(CorruptBundle, match="linears in the manifest are not those of the model"):
         open_bundle(bundle_folder)
     assert not described
+
+
+def of_version_3(config: LlamaConfig = CONFIG) -> Any:
+    """Makes a manifest that of version 3, which says the numbers of a Llama."""
+
+    def apply(fields: dict[str, Any]) -> None:
+        del fields["description"]
+        fields |= {"version": 3, "model": asdict(config)}
+
+    return apply
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=configs())
+def test_a_bundle_of_version_3_is_the_one_that_describes_itself(config: LlamaConfig, tmp_path_factory: Any) -> None:
+    folder = tmp_path_factory.mktemp("older") / "model"
+    write(folder, config)
+    with open_bundle(folder) as bundle:
+        described = bundle.decoder
+        assert bundle.config == DescribedConfig(
+            family=config.family, vocab_size=config.vocab_size, hidden_size=config.hidden_size, context=config.context,
+            tied_embeddings=config.tied_embeddings, decoder=describe(config),
+        )  # fmt: skip
+    rewrite_manifest(folder, of_version_3(config))
+    with open_bundle(folder) as bundle:
+        assert (bundle.config, bundle.decoder) == (config, described)
+
+
+def norm(**changes: Any) -> dict[str, Any]:
+    """The last norm as a manifest holds it."""
+    gain = {"name": "final_norm", "source": "model.norm.weight", "size": 24}
+    return {"kind": "norm", "gain": gain, "eps": 1e-5, "reads": "hidden", "writes": "normed"} | changes
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        change("description", "norm", to=norm(kind="median")),
+        change("description", "norm", to=norm(trimmed=0.1)),
+        change("description", "norm", "gain", "unit", to="dB"),
+        change("description", "kinds", "0", 0, "kind", to="ring"),
+        change("description", "kinds", "0", 2, "rope", "base", to=2),
+        change("description", "recurrent", to=True),
+    ],
+)
+def test_a_description_with_words_that_are_unknown_here_is_of_a_newer_version(bundle_folder: Path, damage: Any) -> None:
+    rewrite_manifest(bundle_folder, damage)
+    with pytest.raises(UnsupportedModel, match="newer edge-llm.*upgrade"):
+        open_bundle(bundle_folder)
 
 
 def scaling(**changes: float) -> dict[str, float]:
@@ -293,15 +346,31 @@ def scaling(**changes: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     "damage",
     [
-        *(change("model", "hidden_size", to=value) for value in (0, -1, 23, 1.5, "24", True, None, 10**12, 10**400)),
-        *(change("model", "num_layers", to=value) for value in (0, 1, 3, 10**9)),
-        *(change("model", "num_kv_heads", to=value) for value in (0, 3, 4)),
-        change("model", "vocab_size", to=2**62),
-        change("model", "norm_eps", to=0.0),
-        change("model", "norm_eps", to=10**400),
-        *(change("model", "rope_scaling", to=scaling(**{key: 0.0})) for key in scaling()),
+        *(of_version_3(replace(CONFIG, hidden_size=value)) for value in (0, -1, 23, 1.5, "24", True, None, 10**12, 10**400)),
+        *(of_version_3(replace(CONFIG, num_layers=value)) for value in (0, 1, 3, 10**9)),
+        *(of_version_3(replace(CONFIG, num_kv_heads=value)) for value in (0, 3, 4)),
+        of_version_3(replace(CONFIG, vocab_size=2**62)),
+        of_version_3(replace(CONFIG, norm_eps=0.0)),
+        of_version_3(replace(CONFIG, norm_eps=10**400)),
+        *(of_version_3(replace(CONFIG, rope_scaling=RopeScaling(**scaling(**{key: 0.0})))) for key in scaling()),
+        of_version_3(replace(CONFIG, context=0)),
+        *(change("description", "output", "columns", to=value) for value in (0, -1, 23, 1.5, "24", True, None, 2**62, 10**400)),
+        *(change("description", "embedding", "rows", to=value) for value in (0, 39, 2**62)),
+        *(change("description", "pattern", to=value) for value in ([], ["0"], ["0"] * 3, ["0", "1"], [0, 0], "00", None)),
+        *(change("description", "prefixes", to=value) for value in ("", "layers.", "{}{}", "x" * 300 + "{}", 1)),
+        change("description", "kinds", to={}),
+        change("description", "kinds", "0", to=[]),
+        change("description", "kinds", "0", 2, to={}),
+        *(change("description", "kinds", "0", 2, "kv_heads", to=value) for value in (0, 3, 4)),
+        *(change("description", "kinds", "0", 2, "rope", "theta", to=value) for value in (0.0, -1.0, 10**400, "1", None)),
+        *(change("description", "kinds", "0", 2, "rope", to=value) for value in (None, [], {}, {"dim": 6})),
+        change("description", "kinds", "0", 2, "reads", to="nothing"),
+        change("description", "kinds", "0", 1, "sources", to=[]),
+        *(change("description", "norm", to=norm(**odd)) for odd in ({"eps": 0.0}, {"eps": None}, {"reads": "x"}, {"gain": 1})),
+        change("description", "tied", to=1),
+        change("description", to=[]),
         change("model", "context", to=0),
-        change("model", "rope_scaling", to={"factor": 1.0}),
+        change("model", "family", to=1),
         change("model", "extra", to=1),
         change("model", to=[]),
         *(change("linears", "layers.0.qkv", "input_scale", to=value) for value in (0.0, -1.0, 1e300, 1e-40, "1", None)),
@@ -377,7 +446,7 @@ def test_any_change_of_the_manifest_opens_or_is_refused(bundle_folder: Path, dat
 
 
 def test_newer_version_is_said_so(bundle_folder: Path) -> None:
-    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=4, surprise={}))
+    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=5, surprise={}))
     with pytest.raises(UnsupportedModel, match="made by a newer edge-llm"):
         open_bundle(bundle_folder)
 

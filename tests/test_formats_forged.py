@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_model
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import INT8, W4, ModelConfig, RuntimeConfig
+from edge_llm.config import INT8, W4, LlamaConfig, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
@@ -31,7 +31,7 @@ from kernels.linear import Int8Linear
 from kernels.types import TILE_CHANNELS
 from kernels.w4 import GROUP, steps_fit
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=76, num_layers=4, num_heads=3,
     num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
 )  # fmt: skip

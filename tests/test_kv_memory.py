@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paged_script import DictDisk, forget
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
@@ -27,7 +27,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.resident import ResidentWeights
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=16, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
 )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, page_bytes, pages_for
@@ -14,7 +14,7 @@ from edge_llm.models import describe
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
 
-TINY = ModelConfig(
+TINY = LlamaConfig(
     family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=64, context=256, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 
 from edge_llm import devices
 from edge_llm.ascend.devices.emulated import EmulatedDevice
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.engine.assembly import load_runner
@@ -38,7 +38,7 @@ from edge_llm.runner.runner import Int8Runner
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.weights.resident import ResidentWeights
 
-TINY = ModelConfig(
+TINY = LlamaConfig(
     family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=64, context=256, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip

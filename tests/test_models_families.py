@@ -12,7 +12,7 @@ import pytest
 from bad_models import CONFIGS, BadConfig
 from model_files import VOCAB_SIZE, random_tensors, tiny_config, write_model
 
-from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.config import LlamaConfig, RopeScaling
 from edge_llm.errors import InvalidModel
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, families, load_config
@@ -24,7 +24,7 @@ from edge_llm.models.weights import (
     read_output,
 )
 
-PLAIN = ModelConfig(
+PLAIN = LlamaConfig(
     family="llama", vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=112, num_layers=2, num_heads=4,
     num_kv_heads=2, head_dim=16, context=256, norm_eps=1e-5, rope_theta=10000.0,
 )  # fmt: skip

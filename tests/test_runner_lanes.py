@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scheduler
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import model
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import StorageError, UsageError
@@ -27,7 +27,7 @@ from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=97, hidden_size=64, intermediate_size=100, num_layers=6, num_heads=4,
     num_kv_heads=2, head_dim=16, context=320, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
 )  # fmt: skip

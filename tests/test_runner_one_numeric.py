@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import model
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory
@@ -20,15 +20,15 @@ from kernels import program
 from kernels.program import Program
 
 SHAPES = {
-    "grouped heads, tied": ModelConfig(
+    "grouped heads, tied": LlamaConfig(
         family="llama", vocab_size=97, hidden_size=64, intermediate_size=100, num_layers=2, num_heads=4,
         num_kv_heads=2, head_dim=16, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
-    "biases, odd sizes": ModelConfig(
+    "biases, odd sizes": LlamaConfig(
         family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=2, num_heads=3,
         num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
     ),
-    "query and key norms": ModelConfig(
+    "query and key norms": LlamaConfig(
         family="qwen3", vocab_size=64, hidden_size=48, intermediate_size=96, num_layers=3, num_heads=2,
         num_kv_heads=2, head_dim=40, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import host_program
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.model import PlacedModel
@@ -31,7 +31,7 @@ from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 from edge_llm.weights.turns import RingTurns
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="llama", vocab_size=700, hidden_size=64, intermediate_size=100, num_layers=7, num_heads=4,
     num_kv_heads=2, head_dim=16, context=320, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults, make_runner
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
@@ -24,7 +24,7 @@ from edge_llm.runner.float_path import FloatRunner
 from edge_llm.text.tokenizer import Tokenizer
 
 CONTEXT = 96
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="qwen2", vocab_size=300, hidden_size=32, intermediate_size=64, num_layers=4, num_heads=4, num_kv_heads=2,
     head_dim=8, context=CONTEXT, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True, qkv_bias=True,
 )  # fmt: skip

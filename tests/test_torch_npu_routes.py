@@ -17,7 +17,7 @@ from test_torch_npu_ascend import runner_of
 
 from edge_llm.ascend.npu.limits import NZ
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import LlamaConfig, ModelConfig, RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults, make_device, room
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
@@ -47,7 +47,7 @@ Routes = list[tuple[str, str, bool]]
 
 
 def shape(layers: int) -> ModelConfig:
-    return ModelConfig(
+    return LlamaConfig(
         family="qwen3", vocab_size=131, hidden_size=256, intermediate_size=512, num_layers=layers, num_heads=4,
         num_kv_heads=2, head_dim=64, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     )  # fmt: skip

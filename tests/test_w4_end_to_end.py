@@ -9,7 +9,7 @@ from model_files import random_tensors, tiny_config, write_model
 
 from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import INT8, W4, GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import INT8, W4, GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
@@ -19,7 +19,7 @@ from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
 
-ODD = ModelConfig(
+ODD = LlamaConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=76, num_layers=4, num_heads=3,
     num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import CorruptBundle
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.schemes.expanding import expanded
@@ -21,7 +21,7 @@ from kernels import ThreadPool
 from kernels.linear import overflow_product
 from kernels.types import Residual
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=3, num_heads=3,
     num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
 )  # fmt: skip

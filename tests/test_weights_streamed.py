@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from edge_llm.bench import synthetic
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import CorruptBundle, StorageError, UsageError
 from edge_llm.formats import direct, layout
 from edge_llm.formats.block_reader import BlockReader
@@ -38,7 +38,7 @@ from kernels import ThreadPool
 from kernels.layout import gather_rows
 from kernels.program import Program
 
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     family="qwen2",
     vocab_size=300,
     hidden_size=64,

@@ -77,6 +77,7 @@ def prepare(
 
 def _prepared(order: _Order, progress: StageProgress) -> Prepared:
     from edge_llm.bench.held_out import OwnReader, PeerReader, Reader, compare_readers, held_out_windows
+    from edge_llm.bench.llama_shape import llama_shape
     from edge_llm.bench.peer import LLAMA_CPP
     from edge_llm.bench.source_gguf import source_ggufs
     from edge_llm.engine.assembly import load_runner
@@ -88,7 +89,7 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
         place = bundle.float_source()
         assert place is not None
         opened = stack.enter_context(open_source(place))
-        config = bundle.config
+        config = llama_shape(bundle.config)
         source = SourceWeights(opened.place, opened.digest(progress), config)
         source_ggufs(source, [variant for variant, _ in order.peers], progress)
         if order.quality is None:

@@ -26,7 +26,7 @@ from edge_llm.bench.synthetic_onnx import synthetic_onnx
 from edge_llm.bench.synthetic_openvino import VARIANTS as OPENVINO_VARIANTS
 from edge_llm.bench.synthetic_openvino import synthetic_openvino
 from edge_llm.bench.worker import Worker
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.extras import install_extra
 from edge_llm.formats.sizes import bits_per_weight
@@ -50,7 +50,7 @@ class PeerEngine:
     """Distribution to module; the first one's version is the engine's."""
     advice: str
     """How to get them."""
-    model: Callable[[ModelConfig, str], PeerModel]
+    model: Callable[[LlamaConfig, str], PeerModel]
     """Its model at a shape, made unless it is there; the second argument is one of ``variants``."""
     choices: Callable[[PeerSpec, PeerSettings], dict[str, Any]] = lambda spec, settings: {}
     """What its worker is told beside the model, the context and the threads."""
@@ -76,7 +76,7 @@ def _llama_cpp_choices(spec: PeerSpec, settings: PeerSettings) -> dict[str, Any]
     return {"batch": settings.batch, "ubatch": settings.ubatch, "flash_attention": spec.flash_attention}
 
 
-def _torch_model(config: ModelConfig, library: str) -> PeerModel:
+def _torch_model(config: LlamaConfig, library: str) -> PeerModel:
     """INT8 linears, and an embedding that stays float32."""
     linears = sum(operations(describe_model(config))) // 2
     everything = linears + 4 * config.vocab_size * config.hidden_size
@@ -191,7 +191,7 @@ def _require_packages(engine: PeerEngine) -> None:
 class PeerSettings:
     """What all peers of a run are given."""
 
-    config: ModelConfig
+    config: LlamaConfig
     context: int
     threads: int
     batch: int = BATCH

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.models import describe
 from edge_llm.paths import synthetic_folder
@@ -58,14 +58,14 @@ class PeerModel:
     """Of one key or value."""
 
 
-def shape_name(config: ModelConfig) -> str:
+def shape_name(config: LlamaConfig) -> str:
     """A file name that no other shape has."""
     sizes = (config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads, config.num_kv_heads)
     parts = [config.family, *sizes, config.head_dim, config.vocab_size, "tied" if config.tied_embeddings else "untied"]
     return "-".join(map(str, parts))
 
 
-def written_once(config: ModelConfig, variant: str, kind: str, write: Callable[[Path, ModelConfig, str], None]) -> Path:
+def written_once(config: LlamaConfig, variant: str, kind: str, write: Callable[[Path, LlamaConfig, str], None]) -> Path:
     """The folder of the model ``kind`` at the shape of ``config``: ``write`` fills an empty one once, whole or not at all.
 
     It does so in a process of its own, because ours is measured.
@@ -87,7 +87,7 @@ def written_once(config: ModelConfig, variant: str, kind: str, write: Callable[[
     return folder
 
 
-def require_blocks(config: ModelConfig, block: int, peer: str) -> None:
+def require_blocks(config: LlamaConfig, block: int, peer: str) -> None:
     """`UsageError` for a shape whose matrices are not whole blocks of ``block`` columns."""
     for name, linear in describe(config).linears().items():
         if linear.columns % block:

@@ -16,7 +16,7 @@ from edge_llm.bench.serve import FIRST_PROMPT, seconds_of, serve
 
 
 class TorchDecoder:
-    """A decoder of the shape ``config`` (the fields of `ModelConfig`)."""
+    """A decoder of the shape ``config`` (the fields of `LlamaConfig`)."""
 
     def __init__(self, config: dict[str, Any], context: int, threads: int, library: str) -> None:
         # By name, because a type checker would read all of it: nothing but this process may load PyTorch.

@@ -23,7 +23,7 @@ from edge_llm.bench.synthetic_gguf import (
     matrices,
     quantize,
 )
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.gguf_names import LAYER, WHOLE
 from edge_llm.models.rope import frequencies
@@ -42,7 +42,7 @@ class SourceWeights:
 
     place: str
     digest: str
-    config: ModelConfig
+    config: LlamaConfig
 
 
 def source_gguf_model(source: SourceWeights, quant: str) -> PeerModel:
@@ -88,7 +88,7 @@ def _make(paths: Mapping[str, Path], temporary: Path, source: SourceWeights, pro
         whole.unlink(missing_ok=True)
 
 
-def write_float_gguf(path: Path, source: WeightSource, config: ModelConfig, progress: StageProgress = ignore) -> None:
+def write_float_gguf(path: Path, source: WeightSource, config: LlamaConfig, progress: StageProgress = ignore) -> None:
     """Write the weights of ``source`` in float32, one tensor in memory at a time."""
     import gguf
 
@@ -118,7 +118,7 @@ def source_name(name: str) -> str:
     return f"model.layers.{layer}.{LAYER[part]}.{kind}"
 
 
-def _values(tensors: list[Matrix], source: WeightSource, config: ModelConfig) -> Iterator[np.ndarray]:
+def _values(tensors: list[Matrix], source: WeightSource, config: LlamaConfig) -> Iterator[np.ndarray]:
     order = _row_order(config)
     for tensor in tensors:
         if tensor.name == ROPE_FACTORS:
@@ -128,7 +128,7 @@ def _values(tensors: list[Matrix], source: WeightSource, config: ModelConfig) ->
         yield order(tensor.name, values)
 
 
-def _row_order(config: ModelConfig) -> Callable[[str, np.ndarray], np.ndarray]:
+def _row_order(config: LlamaConfig) -> Callable[[str, np.ndarray], np.ndarray]:
     """How the rows of queries and keys lie: llama.cpp turns neighbours of a head in Llama models, and halves in others."""
 
     def order(name: str, values: np.ndarray) -> np.ndarray:
@@ -140,13 +140,13 @@ def _row_order(config: ModelConfig) -> Callable[[str, np.ndarray], np.ndarray]:
     return order
 
 
-def _rope_factors(config: ModelConfig) -> np.ndarray:
+def _rope_factors(config: LlamaConfig) -> np.ndarray:
     """What llama.cpp divides the frequencies of the rotary embedding by, float32 [head_dim / 2]."""
     plain, scaled = (Rope(config.head_dim, config.rope_theta, scaling) for scaling in (None, config.rope_scaling))
     return (frequencies(plain) / frequencies(scaled)).astype(np.float32)
 
 
-def _check_known(config: ModelConfig) -> None:
+def _check_known(config: LlamaConfig) -> None:
     """`UsageError` for a model that llama.cpp would refuse, or read wrongly."""
     architecture = ARCHITECTURES.get(config.family)
     why = None

@@ -15,9 +15,8 @@ from zlib import crc32
 import numpy as np
 
 import edge_llm
-from edge_llm.bench.peer_model import shape_name
 from edge_llm.bench.random_weights import random_bytes
-from edge_llm.config import INT8, ROW, ModelConfig, RopeScaling
+from edge_llm.config import INT8, ROW, LlamaConfig, ModelConfig, RopeScaling
 from edge_llm.convert.turns import with_turns
 from edge_llm.errors import UsageError
 from edge_llm.files import is_folder, shown, status
@@ -41,37 +40,37 @@ _STEPS = np.array([9 << 4 | 12, 10 << 4 | 12], np.uint8)
 INPUT_SCALE = 4.0 / 127.0
 """Four standard deviations of a normalized activation fit the INT8 range."""
 
-SHAPES: dict[str, ModelConfig] = {
-    "smollm2-135m": ModelConfig(
+SHAPES: dict[str, LlamaConfig] = {
+    "smollm2-135m": LlamaConfig(
         family="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
         num_kv_heads=3, head_dim=64, context=8192, norm_eps=1e-5, rope_theta=1e5, tied_embeddings=True,
     ),
-    "qwen2.5-0.5b": ModelConfig(
+    "qwen2.5-0.5b": LlamaConfig(
         family="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
         num_kv_heads=2, head_dim=64, context=32768, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qkv_bias=True,
     ),
-    "qwen3-0.6b": ModelConfig(
+    "qwen3-0.6b": LlamaConfig(
         family="qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16,
         num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qk_norm=True,
     ),
-    "llama-1.1b": ModelConfig(
+    "llama-1.1b": LlamaConfig(
         family="llama", vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_layers=22, num_heads=32,
         num_kv_heads=4, head_dim=64, context=32768, norm_eps=1e-5, rope_theta=1e4,
     ),
-    "llama-3.2-1b": ModelConfig(
+    "llama-3.2-1b": LlamaConfig(
         family="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
         num_kv_heads=8, head_dim=64, context=131072, norm_eps=1e-5, rope_theta=5e5, tied_embeddings=True,
     ),
-    "qwen3-1.7b": ModelConfig(
+    "qwen3-1.7b": LlamaConfig(
         family="qwen3", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16,
         num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qk_norm=True,
     ),
-    "llama-3.1-8b": ModelConfig(
+    "llama-3.1-8b": LlamaConfig(
         family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
         num_kv_heads=8, head_dim=128, context=131072, norm_eps=1e-5, rope_theta=5e5,
         rope_scaling=RopeScaling(8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192),
     ),
-    "qwen3-8b": ModelConfig(
+    "qwen3-8b": LlamaConfig(
         family="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32,
         num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
@@ -107,7 +106,7 @@ def find_shape(text: str) -> Shape:
     config = load_config(read_object(path))
     known = next((name for name, shape in SHAPES.items() if shape == config), None)
     label = path.absolute().parent.name if path.name == "config.json" else path.stem
-    return Shape(label, known or f"{shape_name(config)}-{crc32(repr(config).encode()):08x}", config)
+    return Shape(label, known or f"{config.family}-{config.hidden_size}-{crc32(repr(config).encode()):08x}", config)
 
 
 def synthetic_bundle(shape: Shape, weights: str = INT8, head: str = INT8) -> Path:

@@ -19,7 +19,7 @@ import numpy as np
 
 from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
 from edge_llm.bench.random_weights import random_bytes
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.paths import synthetic_folder
 
@@ -48,7 +48,7 @@ class Matrix:
         return self.rows * self.columns // BLOCK * BLOCK_BYTES[quant] if self.columns else 4 * self.rows
 
 
-def gguf_model(config: ModelConfig, quant: str) -> PeerModel:
+def gguf_model(config: LlamaConfig, quant: str) -> PeerModel:
     """The model at the shape of ``config``, for llama.cpp."""
     return file_model(synthetic_gguf(config, quant), quant)
 
@@ -58,7 +58,7 @@ def file_model(path: Path, quant: str) -> PeerModel:
     return PeerModel({"gguf": str(path)}, path.name, quant.upper(), path.stat().st_size, partial(weight_bytes, path), "f16", 2)
 
 
-def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
+def synthetic_gguf(config: LlamaConfig, quant: str) -> Path:
     """The GGUF file of random ``quant`` weights (one of `VARIANTS`) at the shape of ``config``; made once and kept."""
     path = synthetic_folder() / f"{shape_name(config)}-{quant}-v2.gguf"
     if not path.is_file():
@@ -75,7 +75,7 @@ def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
     return path
 
 
-def matrices(config: ModelConfig) -> Iterator[Matrix]:
+def matrices(config: LlamaConfig) -> Iterator[Matrix]:
     """Every tensor of the model in llama.cpp's names."""
     hidden, inner = config.hidden_size, config.intermediate_size
     yield Matrix("token_embd.weight", config.vocab_size, hidden)
@@ -123,7 +123,7 @@ def quantize(source: Path, target: Path, quant: str) -> None:
         raise DeviceError(f"llama.cpp cannot quantize to `{quant}`: {words[-1]}")
 
 
-def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0) -> None:
+def write_random_gguf(path: Path, config: LlamaConfig, quant: str, seed: int = 0) -> None:
     """Write the file tensor by tensor; `UsageError` for a shape that llama.cpp cannot hold in blocks of 32."""
     import gguf
 
@@ -153,7 +153,7 @@ def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0
     writer.close()
 
 
-def describe_shape(writer: Any, config: ModelConfig) -> None:
+def describe_shape(writer: Any, config: LlamaConfig) -> None:
     """Give ``writer`` what llama.cpp wants to know of the model beside its tensors."""
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.hidden_size)

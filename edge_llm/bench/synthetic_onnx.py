@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_llm.bench.peer_model import PeerModel, WeightBytes, require_blocks, written_once
 from edge_llm.bench.random_weights import Blocks, random_blocks, random_vector
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
@@ -37,7 +37,7 @@ _ALIGNMENT = 4096
 _MICROSOFT = "com.microsoft"
 
 
-def synthetic_onnx(config: ModelConfig, variant: str) -> PeerModel:
+def synthetic_onnx(config: LlamaConfig, variant: str) -> PeerModel:
     """The model at the shape of ``config``; made once and kept."""
     require_blocks(config, BLOCK, "genai")
     folder = written_once(config, variant, "onnx", write_onnx)
@@ -45,7 +45,7 @@ def synthetic_onnx(config: ModelConfig, variant: str) -> PeerModel:
     return PeerModel({"folder": str(folder)}, folder.name, variant.upper(), size, partial(WeightBytes.noted, folder), "f32", 4)
 
 
-def write_onnx(folder: Path, config: ModelConfig, variant: str, accuracy_level: int = ACCURACY_LEVEL) -> None:
+def write_onnx(folder: Path, config: LlamaConfig, variant: str, accuracy_level: int = ACCURACY_LEVEL) -> None:
     """Fill the empty ``folder``."""
     with (folder / _DATA).open("wb") as data:
         graph = _Graph(data, int(variant.removeprefix("int")), accuracy_level)
@@ -55,7 +55,7 @@ def write_onnx(folder: Path, config: ModelConfig, variant: str, accuracy_level: 
     WeightBytes(graph.weight_bytes, graph.weight_bytes - graph.unread_bytes).write(folder)
 
 
-def _genai_config(config: ModelConfig) -> dict[str, Any]:
+def _genai_config(config: LlamaConfig) -> dict[str, Any]:
     return {
         "model": {
             "type": config.family,

@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_llm.bench.peer_model import PeerModel, WeightBytes, require_blocks, written_once
 from edge_llm.bench.random_weights import random_blocks, random_vector
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
@@ -32,7 +32,7 @@ where float32 is faster)."""
 GROUP = 128
 
 
-def synthetic_openvino(config: ModelConfig, variant: str) -> PeerModel:
+def synthetic_openvino(config: LlamaConfig, variant: str) -> PeerModel:
     """The model at the shape of ``config``; made once and kept."""
     numbers, _, precision = variant.partition("-")
     if numbers == "int4":
@@ -45,7 +45,7 @@ def synthetic_openvino(config: ModelConfig, variant: str) -> PeerModel:
     return PeerModel(setting, folder.name, variant.upper(), size, partial(WeightBytes.noted, folder), "u8", 1)
 
 
-def write_openvino(folder: Path, config: ModelConfig, numbers: str) -> None:
+def write_openvino(folder: Path, config: LlamaConfig, numbers: str) -> None:
     """Fill the empty ``folder``."""
     graph = _Graph(bits=int(numbers.removeprefix("int")))
     model = graph.decoder(describe(config))

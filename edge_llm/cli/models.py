@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.turns import turn_lines, turn_report
 from edge_llm.cli.values import MODEL, STDOUT, NewFile
 from edge_llm.cli.weights import counted, weights_lines, weights_report
+from edge_llm.config import ModelConfig
 from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
@@ -194,6 +194,23 @@ def _summary(model: InstalledModel) -> dict[str, Any]:
     }
 
 
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """The numbers of a model; those of heads are the first layer's."""
+    decoder = describe(config)
+    attention = decoder.layers[0].attention
+    return {
+        "family": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": len(decoder.layers),
+        "num_heads": attention.heads,
+        "num_kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "context": config.context,
+        "tied_embeddings": config.tied_embeddings,
+    }
+
+
 def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
     config = bundle.config
     left_out = generation_defaults(bundle.generation_config).left_out
@@ -205,7 +222,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "weights_bytes": bundle.size,
         "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
         "kv_bytes_per_token_float16": sum(4 * attention.kv_size for attention in describe(config).attentions),
-        "model": asdict(config),
+        "model": _shape(config),
         "weights": weights_report(bundle),
         "folds": fold_report(bundle),
         "turns": turn_report(bundle),

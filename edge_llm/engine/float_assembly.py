@@ -40,7 +40,7 @@ def float_model(bundle: Bundle) -> FloatModel:
             "with --keep-float to keep them in the bundle"
         )
     with open_source(source) as opened:
-        return FloatModel(opened, bundle.config)
+        return FloatModel(opened, opened.config)
 
 
 def bundle_layer(

@@ -25,7 +25,7 @@ _OFF = ("", "0", "off")
 
 def weights_digest(bundle: Bundle) -> str:
     """SHA-256 of everything in the bundle that decides results: shapes, constants, scales, checksums of the tensors."""
-    keys = ("version", "model", "linears", "tensors", "head_turns")
+    keys = ("version", "model", "description", "linears", "tensors", "head_turns")
     numbers = {key: bundle.manifest[key] for key in keys if key in bundle.manifest}
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 

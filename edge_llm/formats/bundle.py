@@ -50,13 +50,12 @@ from edge_llm.formats.manifest import (
     SIDE_FILES,
     WEIGHTS,
     check_files,
-    check_linear_count,
     check_source,
     corrupt,
     decode_manifest,
+    described_model,
     linear_facts,
     linear_schemes,
-    model_config,
     parse_json,
     tensor_ranges,
     turned_as_said,
@@ -291,8 +290,7 @@ def open_bundle(folder: Path) -> Bundle:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    config = model_config(manifest["model"])
-    check_linear_count(manifest["linears"], config)
+    config = described_model(manifest)
     described = describe(config)
     schemes = linear_schemes(manifest["linears"], described)
     decoder = turned_as_said(manifest, described.with_schemes(schemes))

@@ -15,6 +15,7 @@ import numpy as np
 from edge_llm.config import DEFAULT_SCHEME, ModelConfig
 from edge_llm.errors import StorageError
 from edge_llm.formats.checksum import combine_crc32c
+from edge_llm.formats.description import encode_description, model_record
 from edge_llm.formats.layout import (
     BLOCK_ALIGNMENT,
     TABLES,
@@ -127,7 +128,8 @@ class BundleWriter:
         self._out.write(bytes(align(self._offset, BLOCK_ALIGNMENT) - self._offset))
         self._out.sync()
         self._out.close()
-        decoder = describe(config).with_schemes(schemes or {}).with_turns(turns or {}, heads or HeadTurns())
+        plain = describe(config)
+        decoder = plain.with_schemes(schemes or {}).with_turns(turns or {}, heads or HeadTurns())
         tensors = self._laid_out(decoder)
 
         def said(name: str, linear: Linear) -> Facts:
@@ -141,7 +143,8 @@ class BundleWriter:
             "version": VERSION,
             "created_with": created_with,
             "source": dict(source),
-            "model": dataclasses.asdict(config),
+            "model": model_record(config),
+            "description": encode_description(plain),
             "files": self._files,
             "linears": linears,
             "head_turns": head_turns_record(decoder),

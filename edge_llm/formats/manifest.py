@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig, RopeScaling
+from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.formats.description import decode_description
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
+from edge_llm.formats.older import llama_config
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.linear import Linear
@@ -26,10 +28,12 @@ from kernels.checksum import crc32c
 from kernels.pointwise import MAX_TURN, is_turn
 
 FORMAT = "edge-llm-bundle"
-VERSION = 3
+VERSION = 4
 OLDEST_VERSION = 1
-"""Bundles of version 1 name no weight schemes: all linears are `DEFAULT_SCHEME`.  Those of version 2 turn nothing."""
+"""Bundles of version 1 name no weight schemes: all linears are `DEFAULT_SCHEME`.  Those of version 2 turn nothing, and those of
+version 3 say the numbers of a Llama in place of a description."""
 _FIRST_WITH_TURNS = 3
+_FIRST_WITH_DESCRIPTION = 4
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
 SIDE_FILES = (
@@ -46,15 +50,17 @@ SOURCE_FILES = ("source/config.json", "source/model.safetensors")
 """Float weights in Hugging Face layout, where the import kept them."""
 
 MAX_MANIFEST_BYTES = 64 * 2**20
-MAX_LAYERS = 4096
-MAX_DIMENSION = 2**31 - 1
 _KEYS = frozenset(
     ("format", "version", "model", "linears", "tensors", "files", "profile", "source", "created_with", "checksum")
 )
 _TURNS_KEY = "head_turns"
-_KINDS = {"model": dict, "linears": dict, "tensors": list, "files": list, "profile": dict, "source": dict}
+_DESCRIPTION_KEY = "description"
+_LATER_KEYS = {_TURNS_KEY: _FIRST_WITH_TURNS, _DESCRIPTION_KEY: _FIRST_WITH_DESCRIPTION}
+"""With the first version that has them."""
+_KINDS = {
+    "model": dict, _DESCRIPTION_KEY: dict, "linears": dict, "tensors": list, "files": list, "profile": dict, "source": dict,
+}  # fmt: skip
 _TENSOR_KEYS = frozenset(("name", "dtype", "shape", "offset", "bytes", "crc32c"))
-_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 
 
 def encode_manifest(fields: Mapping[str, Any]) -> bytes:
@@ -95,12 +101,12 @@ def decode_manifest(text: bytes, path: Path) -> dict[str, Any]:
         )
     if type(version) is not int or not version >= OLDEST_VERSION:
         raise corrupt(f"`{path}` has the bundle version `{version}`, which is invalid")
-    keys = _KEYS | {_TURNS_KEY} if version >= _FIRST_WITH_TURNS else _KEYS
+    keys = _KEYS | {key for key, first in _LATER_KEYS.items() if version >= first}
     if set(fields) != keys:
         odd = ", ".join(f"`{key}`" for key in sorted(keys ^ set(fields)))
         raise corrupt(f"`{path}` has missing or unknown fields: {odd}")
     for key, kind in _KINDS.items():
-        if not isinstance(fields[key], kind):
+        if key in keys and not isinstance(fields[key], kind):
             raise corrupt(f"`{key}` in `{path}` is not a {kind.__name__}")
     return fields
 
@@ -118,54 +124,18 @@ def corrupt(what: str) -> CorruptBundle:
     return CorruptBundle(f"{what}; import the model again with `edge-llm import SOURCE --overwrite`")
 
 
-def model_config(raw: dict[str, Any]) -> ModelConfig:
-    """The model that ``raw`` describes; every number is checked against its range."""
-    values = dict(raw)
-    scaling = values.get("rope_scaling")
-    if scaling is not None:
-        values["rope_scaling"] = _fields_of(RopeScaling, scaling, "rope_scaling")
-    config: ModelConfig = _fields_of(ModelConfig, values, "model")
-    for name in (*_COUNTS, "context"):
-        if not 1 <= getattr(config, name) <= MAX_DIMENSION:
-            raise corrupt(f"`{name}` in the manifest is `{getattr(config, name)}`")
-    if config.num_layers > MAX_LAYERS:
-        raise corrupt(f"`num_layers` in the manifest is `{config.num_layers}`")
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise corrupt("`num_heads` in the manifest is no multiple of `num_kv_heads`, or `head_dim` is odd")
-    if not config.norm_eps > 0 or not config.rope_theta > 0:
-        raise corrupt("`norm_eps` and `rope_theta` in the manifest must be above 0")
-    rope = config.rope_scaling
-    if rope is not None and not (
-        rope.factor > 0 and rope.original_context > 0 and rope.high_frequency_factor > rope.low_frequency_factor > 0
-    ):
-        raise corrupt("`rope_scaling` in the manifest is invalid")
-    return config
+def described_model(manifest: Mapping[str, Any]) -> ModelConfig:
+    """The model that ``manifest`` describes; every number is checked against its range.
 
-
-def _fields_of(kind: type, raw: object, where: str) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    if not isinstance(raw, dict) or set(raw) != set(fields):
-        raise corrupt(f"`{where}` in the manifest does not have the fields of a {kind.__name__}")
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        hint = str(fields[name].type)
-        good = (
-            (hint == "str" and type(value) is str)
-            or (hint == "bool" and type(value) is bool)
-            or (hint == "int" and type(value) is int)
-            or (hint == "float" and type(value) in (int, float) and abs(value) < 1e300)
-            or (hint.startswith("RopeScaling") and (value is None or isinstance(value, RopeScaling)))
-        )
-        if not good:
-            raise corrupt(f"`{where}.{name}` in the manifest is `{str(value)[:60]}`, not a {hint}")
-        values[name] = float(value) if hint == "float" else value
-    return kind(**values)
-
-
-def check_linear_count(raw: dict[str, Any], config: ModelConfig) -> None:
-    """Refuse fewer linears than layers, which have one each at least, before all these layers are described."""
-    if len(raw) < config.num_layers:
-        raise _other_linears()
+    Bundles before version 4 say the numbers of a Llama.  Each layer has a linear at least.
+    """
+    most = len(manifest["linears"])
+    try:
+        if manifest["version"] < _FIRST_WITH_DESCRIPTION:
+            return llama_config(manifest["model"], most_layers=most)
+        return decode_description(manifest[_DESCRIPTION_KEY], manifest["model"], most_layers=most)
+    except CorruptBundle as error:
+        raise corrupt(str(error)) from None
 
 
 def _other_linears() -> CorruptBundle:

@@ -15,9 +15,9 @@ from typing import Any, Protocol, cast
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, DescribedConfig
 
-_SHARED = {"layer", "weights", "reference", "rope"}
+_SHARED = {"layer", "llama_like", "weights", "reference", "rope", "rope_kinds"}
 
 
 class Family(Protocol):
@@ -27,8 +27,8 @@ class Family(Protocol):
         """The shapes and constants in a Hugging Face config.json."""
         ...
 
-    def decoder(self, config: ModelConfig) -> Decoder:
-        """The model's layers."""
+    def decoder(self, config: Any) -> Decoder:
+        """The layers of a model, as `config` read it."""
         ...
 
 
@@ -38,7 +38,7 @@ _ADDED: dict[str, Family] = {}
 def add_family(model_type: str, family: Family) -> None:
     """Have models of ``model_type`` read by ``family``, a module or object that is not a file of this folder."""
     _ADDED[model_type] = family
-    describe.cache_clear()
+    _described.cache_clear()
 
 
 def families() -> list[str]:
@@ -47,9 +47,13 @@ def families() -> list[str]:
     return sorted({name for name in files if not name.startswith("_") and name not in _SHARED} | set(_ADDED))
 
 
-@functools.lru_cache(maxsize=16)
 def describe(config: ModelConfig) -> Decoder:
     """The layers of a model.  Raises `UnsupportedModel` for a family that does not run here."""
+    return config.decoder if isinstance(config, DescribedConfig) else _described(config)
+
+
+@functools.lru_cache(maxsize=16)
+def _described(config: ModelConfig) -> Decoder:
     return _family(config.family).decoder(config)
 
 

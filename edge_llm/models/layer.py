@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edge_llm.config import DEFAULT_SCHEME
+from edge_llm.config import DEFAULT_SCHEME, ModelConfig
 from edge_llm.operations.attention import Attention
-from edge_llm.operations.base import HeadTurns
+from edge_llm.operations.base import HIDDEN, HeadTurns
 from edge_llm.operations.embedding import Embedding
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
@@ -29,6 +29,14 @@ class Decoder:
     output: Linear
     """The output matrix; its source is not read when the embedding is the output matrix too."""
     tied: bool
+
+    def __post_init__(self) -> None:
+        hidden = self.output.columns
+        widths = {self.embedding.columns, self.norm.gain.size, *(layer.widths[HIDDEN] for layer in self.layers)}
+        if not self.layers or widths != {hidden} or self.embedding.rows != self.output.rows:
+            raise ValueError("embedding, layers, last norm and output matrix do not fit each other")
+        if (self.embedding.writes, self.norm.reads, self.output.reads) != (HIDDEN, HIDDEN, self.norm.writes):
+            raise ValueError("embedding, layers, last norm and output matrix do not hand on to each other")
 
     @property
     def table(self) -> Linear:
@@ -78,6 +86,13 @@ class Decoder:
         """Every linear of the model by its name in a bundle, in execution order."""
         named = {f"layers.{index}.{linear.name}": linear for index, layer in enumerate(self.layers) for linear in layer.linears}
         return named | {"output": self.output}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedConfig(ModelConfig):
+    """A model that carries its description, as bundles do."""
+
+    decoder: Decoder
 
 
 def _with_schemes(layer: Layer, prefix: str, schemes: Mapping[str, str]) -> Layer:

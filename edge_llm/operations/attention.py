@@ -55,6 +55,7 @@ class Attention(Operation):
     """Causal grouped attention of ``reads`` [tokens, q | k | v] after q/k norms and rotation."""
 
     KIND: ClassVar[str] = "attention"
+    CHOSEN: ClassVar[tuple[str, ...]] = ("turn", "value_turn")
 
     heads: int
     kv_heads: int
@@ -73,6 +74,10 @@ class Attention(Operation):
     """Block of a head's channels in which the stored weight turns values; its reader's columns have the inverse."""
 
     def __post_init__(self) -> None:
+        if min(self.heads, self.kv_heads, self.head_dim) < 1 or self.heads % self.kv_heads or self.head_dim % 2:
+            raise ValueError(f"an attention of {self.heads} heads, {self.kv_heads} key heads and {self.head_dim} channels")
+        if not 0 < self.rope.dim <= self.head_dim or self.rope.theta <= 0:
+            raise ValueError(f"a rotation of {self.rope.dim} channels by theta {self.rope.theta:g}")
         if (self.q_norm is None) != (self.k_norm is None):
             raise ValueError("an attention norms both its queries and its keys, or neither")
 

@@ -301,6 +301,8 @@ class Operation(Runnable):
 
     KIND: ClassVar[str]
     """As a bundle names it."""
+    CHOSEN: ClassVar[tuple[str, ...]] = ()
+    """The fields that import chooses; a family's description leaves them at their defaults."""
     reads: str
 
     # what it reads and writes

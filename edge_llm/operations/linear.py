@@ -92,6 +92,7 @@ class Linear(Operation):
     """``writes = reads @ W.T (+ bias) (+ adds)``; W [rows, columns] is its sources one under the other."""
 
     KIND: ClassVar[str] = "linear"
+    CHOSEN: ClassVar[tuple[str, ...]] = ("scheme", "turn")
 
     name: str
     sources: tuple[SourceRows, ...]
@@ -106,6 +107,10 @@ class Linear(Operation):
     turn: int = 0
     """Block of input channels that are turned before they are rounded (`kernels.pointwise.turn`); 0: none.  The stored weight
     has the inverse in its columns, so float paths, which multiply the source's weight, turn nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.sources or min(self.columns, *(part.count for part in self.sources)) < 1:
+            raise ValueError(f"the linear `{self.name}` has no rows or no columns")
 
     @cached_property
     def rows(self) -> int:

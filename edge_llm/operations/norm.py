@@ -37,6 +37,10 @@ class Norm(Operation):
     reads: str
     writes: str
 
+    def __post_init__(self) -> None:
+        if self.gain.size < 1 or not self.eps > 0:
+            raise ValueError(f"the norm `{self.gain.name}` of {self.gain.size} channels has the epsilon {self.eps:g}")
+
     @property
     def read_width(self) -> int:
         return self.gain.size

@@ -39,6 +39,10 @@ class SwiGLU(Operation):
     reads: str
     writes: str
 
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"the gate into `{self.writes}` has no channels")
+
     @property
     def read_width(self) -> int:
         return 2 * self.width

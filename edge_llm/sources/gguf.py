@@ -96,7 +96,8 @@ class GgufSource:
 
     def read(self, name: str) -> np.ndarray:
         values = self._model.read(self._names.get(name, name))
-        heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads}
+        attention = describe(self.config).layers[0].attention
+        heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}
         count = heads.get(name.split(".")[-2]) if self.config.family in ("llama", "mistral") else None
         return values if count is None else _halves(values, count)
 

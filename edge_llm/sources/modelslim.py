@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig, ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
@@ -201,6 +201,8 @@ class ModelSlimSource(HuggingFaceSource):
 
     def _with_biases(self, config: ModelConfig) -> ModelConfig:
         """``config`` with biases where the checkpoint's arithmetic has some, whether or not the float model had."""
+        if not isinstance(config, LlamaConfig):
+            raise UnsupportedModel(f"a {W8A8} checkpoint of the family `{config.family}` does not run here")
         found = {
             linear.name
             for prefix, linear in _linears(describe(config))

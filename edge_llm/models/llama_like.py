@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.config import LlamaConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder
@@ -79,8 +79,8 @@ def decoder_config(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     window: int | None = None,
-) -> ModelConfig:
-    """The `ModelConfig` of a llama-like decoder.
+) -> LlamaConfig:
+    """The `LlamaConfig` of a llama-like decoder.
 
     ``kv_heads``, ``head_dim``, ``context`` and ``norm_eps`` are the family's own values for keys that are absent
     (None means as many key heads as query heads, and hidden size / heads).  ``window`` is the reach of a sliding
@@ -95,7 +95,7 @@ def decoder_config(
         raise InvalidModel(f"config.json: num_attention_heads `{heads}` must be a multiple of num_key_value_heads, not `{kv}`")
     theta, scaling = _rope(fields)
     longest = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
-    return ModelConfig(
+    return LlamaConfig(
         family=raw["model_type"],
         vocab_size=fields.integer("vocab_size", 1, 1 << 22),
         hidden_size=hidden,
@@ -186,7 +186,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     return theta, scaling
 
 
-def llama_decoder(config: ModelConfig) -> Decoder:
+def llama_decoder(config: LlamaConfig) -> Decoder:
     """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm."""
     operations = _llama_layer(config)
     return Decoder(
@@ -200,7 +200,7 @@ def llama_decoder(config: ModelConfig) -> Decoder:
     )
 
 
-def _llama_layer(config: ModelConfig) -> tuple[Operation, ...]:
+def _llama_layer(config: LlamaConfig) -> tuple[Operation, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     kv = config.kv_size
     queries = SourceRows("self_attn.q_proj", config.q_size)
@@ -224,11 +224,11 @@ def _llama_layer(config: ModelConfig) -> tuple[Operation, ...]:
     )  # fmt: skip
 
 
-def _norm(config: ModelConfig, name: str, source: str, writes: str) -> Norm:
+def _norm(config: LlamaConfig, name: str, source: str, writes: str) -> Norm:
     return Norm(Gain(name, source, config.hidden_size), config.norm_eps, reads=HIDDEN, writes=writes)
 
 
-def _attention(config: ModelConfig) -> Attention:
+def _attention(config: LlamaConfig) -> Attention:
     norms = {name: Gain(name, f"self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")}
     return Attention(
         heads=config.num_heads,
