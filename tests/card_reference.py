@@ -7,9 +7,9 @@ import numpy as np
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.quant.turning import turned
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
@@ -40,9 +40,9 @@ def run_layer(layer, block, hidden, tables):
         if isinstance(one, Norm):
             y = norm(one, block.gains, x)
         elif isinstance(one, Linear):
-            y = product(block.linears[one.name], x, isinstance(layer.writer(one.reads, one), SwiGLU))
+            y = product(block.linears[one.name], x, isinstance(layer.writer(one.reads, one), GLU))
             y = np.float32(buffers[one.adds]) + np.float32(y) if one.adds else y
-        elif isinstance(one, SwiGLU):
+        elif isinstance(one, GLU):
             gate, up = np.split(float16(x).astype(float), 2, axis=1)
             y = float16(gate / (1 + np.exp(-gate)) * up)
         else:

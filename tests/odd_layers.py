@@ -6,10 +6,10 @@ import numpy as np
 
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, FloatLinear, Gain, LayerWeights, Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 40, 6, 2, 16
 Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -40,8 +40,8 @@ def gate_up(reads: str = "normed", number: str = "", bias: bool = False) -> Line
     return linear(f"gate_up{number}", 2 * INNER, WIDTH, reads, f"gate_up{number}", bias=bias)
 
 
-def swiglu(number: str = "", writes: str = "activated") -> SwiGLU:
-    return SwiGLU(INNER, f"gate_up{number}", writes)
+def swiglu(number: str = "", writes: str = "activated") -> GLU:
+    return GLU(INNER, f"gate_up{number}", writes)
 
 
 def down(number: str = "", adds: str = HIDDEN) -> Linear:

@@ -84,7 +84,7 @@ def expected_parts(decoder):
         (name, number)
         for name, linear in decoder.linears().items()
         if name not in ("output", FIXED)
-        for number in range(3 if name.endswith("qkv") else 1)  # gate and up have one scheme: SwiGLU takes one pass then
+        for number in range(3 if name.endswith("qkv") else 1)  # gate and up have one scheme: GLU takes one pass then
     ]
 
 

@@ -54,7 +54,6 @@ from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_layer, read_output
 from edge_llm.operations.arithmetic import SAME_BITS
-from edge_llm.operations.attention import FloatKV
 from edge_llm.paths import bundle_path, models_folder
 from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.quality import Tally, log_softmax
@@ -337,7 +336,7 @@ def test_key_offset_is_the_mean_key(tiny_model: Callable[..., Path], family: str
     tables = RopeTables(256)
     with workers() as pool:
         run = run_layer(states, layer, weights, tables, "layers.0", pool, every=3)
-    caches = [FloatKV(layer.attention) for _ in states]
+    caches = [layer.attention.float_kv() for _ in states]
     pairs = zip(states, caches, strict=True)
     plain = [layer_forward(x, layer, weights, tables, past, arithmetic=SAME_BITS) for x, past in pairs]
     np.testing.assert_array_equal(run.states, plain)

@@ -29,8 +29,8 @@ from edge_llm.ascend.npu.chips import CHIPS
 from edge_llm.cli.main import run
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -229,7 +229,7 @@ def test_layers_of_other_shapes_are_compiled_with_their_own(
     """The same part lies elsewhere in the file of a layer whose parts before it are of other sizes."""
     wide_mlp = (
         linear_of("gate_up", 4 * INNER, WIDTH, "normed", "gate_up"),
-        SwiGLU(2 * INNER, "gate_up", "activated"),
+        GLU(2 * INNER, "gate_up", "activated"),
         linear_of("down", WIDTH, 2 * INNER, "activated", HIDDEN, HIDDEN),
     )
     wide = (norm("attention_norm"), qkv(), attention(), o(), norm("mlp_norm"), *wide_mlp)

@@ -28,9 +28,9 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.operations.base import HIDDEN
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
-from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -187,8 +187,8 @@ def wide_gate_up() -> Linear:
     return linear_of("gate_up", 4 * INNER, WIDTH, "normed", "gate_up")
 
 
-def wide_swiglu() -> SwiGLU:
-    return SwiGLU(2 * INNER, "gate_up", "activated")
+def wide_swiglu() -> GLU:
+    return GLU(2 * INNER, "gate_up", "activated")
 
 
 def wide_down() -> Linear:

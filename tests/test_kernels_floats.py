@@ -12,8 +12,8 @@ from another_processor import run_on_another_processor
 
 import kernels
 from edge_llm.operations.arithmetic import SAME_BITS
-from edge_llm.operations.attention import attend
 from edge_llm.operations.base import Arithmetic
+from edge_llm.operations.scores import attend
 from kernels import floats
 from kernels.reference import floats as reference
 

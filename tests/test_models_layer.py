@@ -29,8 +29,8 @@ from odd_layers import (
 from edge_llm.models import add_family, describe, families, load_config
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HIDDEN, Gain, Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.swiglu import SwiGLU
 
 HEADS = (norm("attention_norm"), qkv(), attention(), o())
 
@@ -200,7 +200,7 @@ def test_the_same_operation_twice() -> None:
         (linear("a", WIDTH, WIDTH, "attended", HIDDEN), f"`attended` .* is {Q} wide, not {WIDTH}"),
         (linear("a", Q + 4, WIDTH, HIDDEN, "attended"), f"`attended` .* is {Q} wide, not {Q + 4}"),
         (norm("a", "attended", "other", WIDTH), f"`attended` .* is {Q} wide, not {WIDTH}"),
-        (SwiGLU(Q, "attended", "other"), f"`attended` .* is {Q} wide, not {2 * Q}"),
+        (GLU(Q, "attended", "other"), f"`attended` .* is {Q} wide, not {2 * Q}"),
     ],
 )
 def test_a_buffer_has_one_width(operation: Operation, message: str) -> None:

@@ -20,7 +20,7 @@ from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import read_layer
-from edge_llm.operations.attention import FloatKV, attend
+from edge_llm.operations.scores import attend
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -150,7 +150,7 @@ def test_attention_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s, np.float32) for s in ((33, 4, 8), (2, 40, 8), (2, 40, 8)))
     whole = attend(q, k, v, 7)
-    monkeypatch.setattr("edge_llm.operations.attention._QUERY_BLOCK", 5)
+    monkeypatch.setattr("edge_llm.operations.scores._QUERY_BLOCK", 5)
     np.testing.assert_allclose(attend(q, k, v, 7), whole, rtol=1e-5, atol=1e-6)
 
 
@@ -163,7 +163,7 @@ def test_observe_sees_the_input_of_every_linear(tiny_model: Callable[..., Path])
     x = np.random.default_rng(0).standard_normal((9, config.hidden_size), np.float32)
     tables = RopeTables(9)
     seen: dict[str, np.ndarray] = {}
-    y = layer_forward(x, layer, weights, tables, FloatKV(layer.attention), seen.__setitem__)
+    y = layer_forward(x, layer, weights, tables, layer.attention.float_kv(), seen.__setitem__)
     assert {name: a.shape for name, a in seen.items()} == {
         "qkv": (9, 64), "o": (9, 64), "gate_up": (9, 64), "down": (9, 112),
     }  # fmt: skip

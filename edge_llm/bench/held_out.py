@@ -20,7 +20,6 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
-from edge_llm.operations.arithmetic import rms_norm
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.runner.base import Runner
@@ -115,7 +114,7 @@ def float_states(
         states = [layer_forward(rows, layer, weights, tables) for rows in states]
         progress("float path", done + 1, len(decoder.layers))
     gain = read_final_norm(source, decoder)
-    return [rms_norm(rows, gain, decoder.norm.eps) for rows in states]
+    return [decoder.norm.applied(rows, gain) for rows in states]
 
 
 def _blocks(tokens: int, vocab: int) -> Iterator[tuple[int, int]]:

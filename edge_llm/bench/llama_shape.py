@@ -6,7 +6,7 @@ from edge_llm.config import LlamaConfig, ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.models import describe
 from edge_llm.models.llama_like import llama_decoder
-from edge_llm.operations.swiglu import SwiGLU
+from edge_llm.operations.glu import GLU
 
 
 def llama_shape(config: ModelConfig) -> LlamaConfig:
@@ -16,7 +16,7 @@ def llama_shape(config: ModelConfig) -> LlamaConfig:
     decoder = describe(config)
     layer = decoder.layers[0]
     attention, by_name = layer.attention, {linear.name: linear for linear in layer.linears}
-    inner = [operation.width for operation in layer.operations if isinstance(operation, SwiGLU)]
+    inner = [operation.width for operation in layer.operations if isinstance(operation, GLU)]
     found = LlamaConfig(
         family=config.family,
         vocab_size=config.vocab_size,

@@ -21,9 +21,9 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
-from edge_llm.operations.arithmetic import rms_norm
-from edge_llm.operations.attention import KEY_OFFSET, FloatKV
+from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.layer import Layer
+from edge_llm.operations.scores import FloatKV
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
@@ -106,8 +106,8 @@ class PartlyInt8:
 
     def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         """Normed last hidden states float32 [T, hidden] of the same."""
-        norm = self._weights.head.gains["final_norm"] if self._place == "output" else self._float.final_norm
-        return rms_norm(self._hidden(tokens, cache), norm, self.decoder.norm.eps)
+        gain = self._weights.head.gains["final_norm"] if self._place == "output" else self._float.final_norm
+        return self.decoder.norm.applied(self._hidden(tokens, cache), gain)
 
     def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         table = self._weights.embedding

@@ -23,10 +23,10 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Gain, Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
 VARIANTS = ("int4", "int8")
 BLOCK = 32
@@ -168,11 +168,11 @@ class _Graph:
             Norm.KIND: lambda norm: self._norm(norm, layer.prefix),
             Linear.KIND: lambda linear: self._linear(linear, layer),
             Attention.KIND: lambda attention: self._attention(attention, layer.prefix, index),
-            SwiGLU.KIND: self._swiglu,
+            GLU.KIND: self._swiglu,
         }
         write[operation.KIND](operation)
 
-    def _swiglu(self, swiglu: SwiGLU) -> None:
+    def _swiglu(self, swiglu: GLU) -> None:
         gate, up = self._buffers[swiglu.reads]
         activated = self._node("Mul", [gate, self._node("Sigmoid", [gate])])
         self._buffers[swiglu.writes] = [self._node("Mul", [activated, up])]

@@ -22,9 +22,9 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Gain, Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
 VARIANTS = ("int4", "int8", "int4-f32", "int8-f32")
 """With the ending, the plugin computes in float32; else it chooses (bfloat16, where the processor has instructions for it, even
@@ -117,11 +117,11 @@ class _Graph:
             Norm.KIND: lambda norm: self._norm(norm, prefix),
             Linear.KIND: lambda linear: self._linear(linear, prefix),
             Attention.KIND: lambda attention: self._attention(attention, prefix, layer),
-            SwiGLU.KIND: self._swiglu,
+            GLU.KIND: self._swiglu,
         }
         write[operation.KIND](operation)
 
-    def _swiglu(self, swiglu: SwiGLU) -> None:
+    def _swiglu(self, swiglu: GLU) -> None:
         gate, up = self._buffers[swiglu.reads]
         self._buffers[swiglu.writes] = [self._ops.multiply(self._ops.swish(gate), up)]
 

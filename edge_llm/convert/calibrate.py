@@ -20,7 +20,7 @@ from edge_llm.errors import UsageError
 from edge_llm.files import read_file
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables
-from edge_llm.operations.arithmetic import SAME_BITS, rms_norm, rotate
+from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.operations.base import ApplyLinear, FloatLinear, LayerWeights
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
@@ -185,12 +185,5 @@ def key_offset(layer: Layer, weights: LayerWeights, seen: ChannelStatistics, con
     keys = product(seen.rows()[~seen.sinks()], linear.weight[rows])
     if linear.bias is not None:
         keys += linear.bias[rows]
-    keys = keys.reshape(-1, attention.kv_heads, attention.head_dim)
-    if attention.k_norm is not None:
-        keys = rms_norm(keys, weights.gains[attention.k_norm.name], attention.eps)
-    if not len(keys):
-        return np.zeros((attention.kv_heads, attention.head_dim), np.float32)
     cos, sin = rope_tables(attention.rope, min(context, OFFSET_CONTEXT))
-    mean = keys.mean(axis=0, dtype=np.float64)[None]
-    rotated = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
-    return np.ascontiguousarray(rotated[0], np.float32)
+    return attention.mean_key(keys, weights.gains, cos, sin)

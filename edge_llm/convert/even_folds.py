@@ -18,7 +18,6 @@ import numpy as np
 from edge_llm.convert.calibrate import key_offset
 from edge_llm.convert.folds import Calibration, FoldedLayer
 from edge_llm.convert.layer_folds import places
-from edge_llm.operations.arithmetic import rms_norm
 from edge_llm.operations.attention import KEYS, VALUES, Attention
 from edge_llm.operations.base import LayerWeights, Place
 from edge_llm.operations.layer import Layer
@@ -68,19 +67,12 @@ def _key_factors(layer: Layer, weights: LayerWeights, calibration: Calibration) 
     product = calibration.products[layer.projection.name]
     heads = (product if linear.bias is None else product + linear.bias).reshape(len(product), -1, attention.head_dim)
     queries, keys = heads[:, : attention.heads], heads[:, attention.heads : attention.heads + attention.kv_heads]
-    if attention.q_norm is not None and attention.k_norm is not None:
-        queries = rms_norm(queries, weights.gains[attention.q_norm.name], attention.eps)
-        keys = rms_norm(keys, weights.gains[attention.k_norm.name], attention.eps)
+    queries, keys = attention.normed(queries, keys, weights.gains)
     offset = key_offset(layer, weights, calibration.seen[layer.projection.name], calibration.context)
-    read = _pair_energy(queries).reshape(attention.kv_heads, -1, attention.head_dim // 2).sum(axis=1)
-    written = _pair_energy(keys) - _pair_energy(offset[None])  # the mean key is taken off before keys are rounded
-    if attention.k_norm is not None:  # the gains are shared by all heads, so the factors are
+    energies = (attention.pair_energy(one).mean(axis=0) for one in (queries, keys, offset[None]))
+    of_queries, of_keys, of_offset = energies
+    read = of_queries.reshape(attention.kv_heads, -1, attention.head_dim // 2).sum(axis=1)
+    written = of_keys - of_offset  # the mean key is taken off before keys are rounded
+    if attention.k_norm is not None and not attention.norms_all:  # the gains are shared by all heads, so the factors are
         read, written = (np.broadcast_to(one.mean(axis=0), one.shape) for one in (read, written))
     return even_factors(np.sqrt(np.maximum(written, 0)), np.sqrt(read), POWER)
-
-
-def _pair_energy(x: np.ndarray) -> np.ndarray:
-    """Mean squared length of the rotation pairs of x [T, heads, head_dim], float64 [heads, head_dim / 2]."""
-    half = x.shape[-1] // 2
-    squares = np.square(x, dtype=np.float64).mean(axis=0)
-    return np.asarray(squares[..., :half] + squares[..., half:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from edge_llm.convert.calibrate import key_offset
 from edge_llm.convert.layer_folds import column_factors, no_folds, places
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.arithmetic import SAME_BITS, apply_float
-from edge_llm.operations.attention import KEYS, VALUES, Attention, attend, for_query_heads, split_heads
+from edge_llm.operations.attention import KEYS, VALUES, Attention, for_query_heads
 from edge_llm.operations.base import Factors, LayerWeights, Place
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
@@ -34,6 +35,8 @@ _OUTPUTS = 2048
 _CLEARLY = 1.1
 """Another power than the first must do better by this factor, or equal models would be folded differently by chance."""
 
+_Attend = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""What attention makes of a whole sequence's queries, keys and values, each float32 [T, heads, head_dim]."""
 Seen = Mapping[str, ChannelStatistics]
 """The inputs of a layer's linears, by the linears' names."""
 
@@ -75,12 +78,14 @@ def choose_folds(layer: Layer, weights: LayerWeights, calibration: Calibration, 
     """The folds of ``layer`` with ``weights``, each place for itself."""
     heads = _attended(layer, weights, calibration, pool)
 
+    attend = partial(_attend, layer.attention, weights.gains)
+
     def choose(place: Place) -> tuple[np.ndarray, Fold]:
         if place.name == KEYS:
-            return _fold_keys(heads, layer.attention)
+            return _fold_keys(heads, layer.attention, attend)
         if place.name == VALUES:
             weight = _stacked(weights.linears[linear.name].weight for linear in place.readers)
-            return _fold_values(heads, weight, layer.attention)
+            return _fold_values(heads, weight, layer.attention, attend)
         seen = calibration.seen[place.readers[0].name]
         products = calibration.products.__getitem__
         return fold_linear(seen, _stacked(judged(layer, weights, linear, products) for linear in place.readers))
@@ -165,23 +170,22 @@ def _attended(layer: Layer, weights: LayerWeights, calibration: Calibration, poo
     chosen = np.unique(np.linspace(0, len(inputs) - 1, _ATTENDED_SEQUENCES).astype(int))
 
     def run(x: np.ndarray) -> _Heads:
-        cos, sin = (table[: len(x)] for table in calibration.tables[attention.rope])
         qkv = apply_float(weights.linears[projection.name], x, SAME_BITS)
-        q, k, v = split_heads(attention, weights.gains, qkv, cos, sin)
+        q, k, v = attention.split(weights.gains, qkv, calibration.tables, np.arange(len(x)))
         k = k - offset
-        return _Heads(q, k, v, _attend(q, k, v))
+        return _Heads(q, k, v, _attend(attention, weights.gains, q, k, v))
 
     return list(pool.map(run, [inputs[index] for index in chosen]))
 
 
-def _fold_keys(heads: Sequence[_Heads], attention: Attention) -> tuple[np.ndarray, Fold]:
+def _fold_keys(heads: Sequence[_Heads], attention: Attention, attend: _Attend) -> tuple[np.ndarray, Fold]:
     """Factors [kv heads, head_dim / 2], each head's power by the least error of what attention gives."""
     group = attention.heads // attention.kv_heads
-    keys = _pairs(np.concatenate([one.keys for one in heads]))  # [tokens, kv heads, D/2]
-    queries = _pairs(np.concatenate([one.queries for one in heads]))
+    keys = _pairs(attention, np.concatenate([one.keys for one in heads]))  # [tokens, kv heads, D/2]
+    queries = _pairs(attention, np.concatenate([one.queries for one in heads]))
     read = np.sqrt(np.square(queries).mean(axis=0, dtype=np.float64))  # [heads, D/2]
     read = np.sqrt(np.square(read).reshape(attention.kv_heads, group, -1).sum(axis=1))
-    shared = attention.k_norm is not None
+    shared = attention.k_norm is not None and not attention.norms_all
     if shared:  # the gains are shared by all heads, so the factors are
         keys, read = keys.reshape(-1, 1, keys.shape[-1]), np.sqrt(np.square(read).mean(axis=0, keepdims=True))
 
@@ -191,11 +195,11 @@ def _fold_keys(heads: Sequence[_Heads], attention: Attention) -> tuple[np.ndarra
 
     def error(factors: np.ndarray) -> np.ndarray:
         """Squared error of attention by key head, relative."""
-        whole = np.concatenate([factors, factors], axis=1)
+        whole = attention.channels_of(factors)
         lost = np.zeros(attention.kv_heads)
         length = np.zeros(attention.kv_heads)
         for one in heads:
-            found = _attend(one.queries, rounded_kv(one.keys / whole) * whole, one.values)
+            found = attend(one.queries, rounded_kv(one.keys / whole) * whole, one.values)
             lost += _energy_by_kv_head(found - one.attended, attention.kv_heads)
             length += _energy_by_kv_head(one.attended, attention.kv_heads)
         share = lost / np.where(length > 0, length, 1.0)
@@ -204,7 +208,9 @@ def _fold_keys(heads: Sequence[_Heads], attention: Attention) -> tuple[np.ndarra
     return _best(factors_for, error)
 
 
-def _fold_values(heads: Sequence[_Heads], weight: np.ndarray, attention: Attention) -> tuple[np.ndarray, Fold]:
+def _fold_values(
+    heads: Sequence[_Heads], weight: np.ndarray, attention: Attention, attend: _Attend
+) -> tuple[np.ndarray, Fold]:
     """Factors [kv heads, head_dim], of one power: all heads meet in the input of ``weight`` [N, heads * head_dim]."""
     group = attention.heads // attention.kv_heads
     values = np.concatenate([one.values for one in heads])
@@ -219,7 +225,7 @@ def _fold_values(heads: Sequence[_Heads], weight: np.ndarray, attention: Attenti
     def error(factors: np.ndarray) -> np.ndarray:
         shaped = factors.reshape(attention.kv_heads, attention.head_dim)
         wide = for_query_heads(shaped, attention)
-        found = [_attend(one.queries, one.keys, rounded_kv(one.values / shaped)) for one in heads]
+        found = [attend(one.queries, one.keys, rounded_kv(one.values / shaped)) for one in heads]
         given = ChannelStatistics(attention.q_size, "o")
         given.add(np.concatenate(found).reshape(exact.shape))
         return np.array([error_with_shadow(given, weight * wide, exact / wide)])
@@ -228,16 +234,16 @@ def _fold_values(heads: Sequence[_Heads], weight: np.ndarray, attention: Attenti
     return factors.reshape(attention.kv_heads, attention.head_dim), fold
 
 
-def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _attend(
+    attention: Attention, gains: Mapping[str, np.ndarray], queries: np.ndarray, keys: np.ndarray, values: np.ndarray
+) -> np.ndarray:
     """Attention of a whole sequence, everything float32 [T, heads, head_dim]."""
-    return attend(queries, keys.swapaxes(0, 1), values.swapaxes(0, 1), 0, SAME_BITS)
+    return attention.attend(gains, queries, keys.swapaxes(0, 1), values.swapaxes(0, 1), 0, SAME_BITS)
 
 
-def _pairs(x: np.ndarray) -> np.ndarray:
+def _pairs(attention: Attention, x: np.ndarray) -> np.ndarray:
     """Lengths of the rotation pairs of x [..., head_dim], [..., head_dim / 2]."""
-    half = x.shape[-1] // 2
-    squares = np.square(x, dtype=np.float64)
-    return np.sqrt(squares[..., :half] + squares[..., half:]).astype(np.float32)
+    return np.sqrt(attention.pair_energy(x)).astype(np.float32)
 
 
 def _energy_by_kv_head(x: np.ndarray, kv_heads: int) -> np.ndarray:

@@ -21,9 +21,10 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
-from edge_llm.operations.arithmetic import SAME_BITS, rms_norm
-from edge_llm.operations.attention import Attention, FloatKV, attend, split_heads
+from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import FloatLinear
+from edge_llm.operations.scores import FloatKV
 from edge_llm.progress import CountProgress
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
@@ -152,7 +153,7 @@ class _Model:
             for index, (layer, weights) in enumerate(zip(self._decoder.layers, self._layers, strict=True)):
                 mix = self._mix([text.cache.layers[index] for text in texts], positions)
                 x = layer_forward(x, layer, weights, self._tables, apply=self._product, mix=mix, arithmetic=SAME_BITS)
-            return product(rms_norm(x, self._gain, self._decoder.norm.eps), self._output, self._pool)
+            return product(self._decoder.norm.applied(x, self._gain), self._output, self._pool)
 
     def _product(self, _: Any, weights: FloatLinear, x: np.ndarray) -> np.ndarray:
         y = product(x, weights.weight, self._pool)
@@ -164,13 +165,12 @@ class _Model:
         """Attention where every row is the next token of a text of its own."""
 
         def mix(attention: Attention, gains: Mapping[str, np.ndarray], qkv: np.ndarray) -> np.ndarray:
-            cos, sin = (table[positions] for table in self._tables[attention.rope])
-            q, k, v = split_heads(attention, gains, qkv, cos, sin)
+            q, k, v = attention.split(gains, qkv, self._tables, positions)
             out = np.empty_like(q)
             for row, past in enumerate(pasts):
                 one = slice(row, row + 1)
                 keys, values = past.append(k[one], v[one])
-                out[one] = attend(q[one], keys, values, past.length - 1, SAME_BITS)
+                out[one] = attention.attend(gains, q[one], keys, values, past.length - 1, SAME_BITS)
             return out.reshape(len(qkv), -1)
 
         return mix

@@ -26,7 +26,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_output
-from edge_llm.operations.arithmetic import SAME_BITS, rms_norm, rms_norm_gradient
+from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.operations.base import FloatLinear
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
@@ -78,11 +78,11 @@ def four_bit_costs(
 
 def _at_the_end(source: WeightSource, decoder: Decoder, states: list[np.ndarray], pool: Executor) -> list[np.ndarray]:
     """The gradients at the ``states`` behind the last layer."""
-    gain, eps = read_final_norm(source, decoder), decoder.norm.eps
+    gain, norm = read_final_norm(source, decoder), decoder.norm
     output, random = read_output(source, decoder), draws()
-    normed = pool.map(lambda x: rms_norm(x, gain, eps), states)
+    normed = pool.map(lambda x: norm.applied(x, gain), states)
     found = [drawn_gradient(x, output, random, SAME_BITS) for x in normed]
-    return [rms_norm_gradient(x, gain, eps, one) for x, one in zip(states, found, strict=True)]
+    return [norm.through(x, gain, one) for x, one in zip(states, found, strict=True)]
 
 
 @dataclass(frozen=True)

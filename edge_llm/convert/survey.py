@@ -21,7 +21,6 @@ from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
-from edge_llm.operations.arithmetic import rms_norm
 from edge_llm.operations.base import Factors, LayerWeights
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
@@ -123,7 +122,7 @@ def survey_model(
             _save_layer(saved, found, states)
         gain = read_final_norm(source, decoder)
         with np.errstate(all="ignore"):
-            states = [rms_norm(state, gain, decoder.norm.eps) for state in states]
+            states = [decoder.norm.applied(state, gain) for state in states]
         output, output_fold, found_fold = _survey_output(source, decoder, states, wishes)
     progress("calibration", len(decoder.layers), len(decoder.layers))
     return Survey(

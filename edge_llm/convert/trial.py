@@ -30,7 +30,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding
-from edge_llm.operations.arithmetic import SAME_BITS, rms_norm
+from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import HIDDEN, FloatLinear, LayerWeights
 from edge_llm.operations.linear import Linear
@@ -170,7 +170,7 @@ class Trial:
         logits = np.empty((length, len(output)), np.float32)
         tally, first = Tally(), 0
         for ids, states in zip(self._sequences, self.position.float_states, strict=True):
-            normed = rms_norm(states, gain, decoder.norm.eps)
+            normed = decoder.norm.applied(states, gain)
             for start in range(0, len(ids) - 1, length):
                 stop = min(start + length, len(ids) - 1)
                 rows, ours = np.arange(first + start, first + stop), logits[: stop - start]

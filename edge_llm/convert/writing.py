@@ -27,7 +27,6 @@ from edge_llm.formats.layout import TensorRange, layer_tensors
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_output
-from edge_llm.operations.arithmetic import rms_norm
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import LayerWeights
 from edge_llm.operations.layer import Layer
@@ -143,7 +142,7 @@ def _head(
         return int8.convert(output, hot, "output")
 
     def read(states: np.ndarray) -> np.ndarray:
-        return turned(rms_norm(states, gain / survey.output_fold, decoder.norm.eps), turn)
+        return turned(decoder.norm.applied(states, gain / survey.output_fold), turn)
 
     return coder.head(output, hot, read, pool).arrays()
 

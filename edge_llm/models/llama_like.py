@@ -11,10 +11,10 @@ from edge_llm.models.layer import Decoder
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Gain, Operation
 from edge_llm.operations.embedding import Embedding
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
 MAX_CONTEXT = 1 << 27
 MAX_HEAD_DIM = 256
@@ -216,7 +216,7 @@ def _llama_layer(config: LlamaConfig) -> tuple[Operation, ...]:
         ),
         _norm(config, "mlp_norm", "post_attention_layernorm.weight", "normed"),
         Linear("gate_up", gate_up, hidden, reads="normed", writes="gate_up", bias=config.mlp_bias),
-        SwiGLU(inner, reads="gate_up", writes="activated"),
+        GLU(inner, reads="gate_up", writes="activated"),
         Linear(
             "down", (SourceRows("mlp.down_proj", hidden),), inner,
             reads="activated", writes=HIDDEN, adds=HIDDEN, bias=config.mlp_bias,

@@ -26,17 +26,16 @@ from edge_llm.models.weights import (
     read_layer,
     read_output,
 )
-from edge_llm.operations.arithmetic import rms_norm
-from edge_llm.operations.attention import FloatKV
 from edge_llm.operations.base import HIDDEN, AllTables, FloatRun, KVRounding, LayerWeights, Observe, unrounded
 from edge_llm.operations.layer import Layer
+from edge_llm.operations.scores import FloatKV
 
 
 class FloatCache:
     """What `FloatModel` remembers of one sequence."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self.layers = [FloatKV(layer.attention) for layer in decoder.layers]
+        self.layers = [layer.attention.float_kv() for layer in decoder.layers]
 
     @property
     def length(self) -> int:
@@ -120,4 +119,4 @@ class FloatModel:
         x = self.embedding[ids]
         for layer, weights, rounding, past in zip(self.decoder.layers, self.layers, self._roundings, cache.layers, strict=True):
             x = layer_forward(x, layer, weights, self._tables, past, rounding=rounding)
-        return rms_norm(x, self.final_norm, self.decoder.norm.eps)
+        return self.decoder.norm.applied(x, self.final_norm)

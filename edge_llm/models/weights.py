@@ -12,9 +12,9 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Decoder
-from edge_llm.operations.base import FloatLinear, LayerWeights
+from edge_llm.operations.base import FloatLinear, Gain, LayerWeights
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.linear import Linear
+from edge_llm.operations.linear import Linear, SourceRows
 
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
 """Buffers that old exports wrote beside the weights; config.json has the same facts."""
@@ -36,9 +36,10 @@ def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one layer's tensors in the source."""
     shapes: dict[str, tuple[int, ...]] = {gain.source: (gain.size,) for gain in layer.gains}
     for linear in layer.linears:
-        shapes |= {f"{part.source}.weight": (part.count, linear.columns) for part in linear.sources}
+        rows = {part.source: part.module_rows or part.count for part in linear.sources}
+        shapes |= {f"{module}.weight": (count, linear.columns) for module, count in rows.items()}
         if linear.bias:
-            shapes |= {f"{part.source}.bias": (part.count,) for part in linear.sources}
+            shapes |= {f"{module}.bias": (count,) for module, count in rows.items()}
     return {layer.prefix + name: shape for name, shape in shapes.items()}
 
 
@@ -90,37 +91,57 @@ def read_layer(source: WeightSource, layer: Layer) -> LayerWeights:
     """Read ``layer``; the peak is this layer plus one of its matrices."""
     return LayerWeights(
         linears={linear.name: _read_linear(source, layer.prefix, linear) for linear in layer.linears},
-        gains={gain.name: source.read(layer.prefix + gain.source) for gain in layer.gains},
+        gains={gain.name: _read_gain(source, layer.prefix, gain) for gain in layer.gains},
     )
 
 
+def _read_gain(source: WeightSource, prefix: str, gain: Gain) -> np.ndarray:
+    values = source.read(prefix + gain.source)
+    values = values + np.float32(gain.plus) if gain.plus else values
+    return values * np.float32(gain.factor) if gain.factor != 1 else values
+
+
 def _read_linear(source: WeightSource, prefix: str, linear: Linear) -> FloatLinear:
-    weight, bias = ([f"{prefix}{part.source}.{kind}" for part in linear.sources] for kind in ("weight", "bias"))
-    return FloatLinear(_stacked(source, weight), _stacked(source, bias) if linear.bias else None)
+    weight, bias = (_stacked(source, prefix, linear, kind) for kind in ("weight", "bias" if linear.bias else ""))
+    assert weight is not None
+    return FloatLinear(weight, bias)
 
 
-def _stacked(source: WeightSource, names: list[str]) -> np.ndarray:
-    if len(names) == 1:
-        return source.read(names[0])
-    rows = [source.shape(name)[0] for name in names]
-    out = np.empty((sum(rows), *source.shape(names[0])[1:]), np.float32)
+def _stacked(source: WeightSource, prefix: str, linear: Linear, kind: str) -> np.ndarray | None:
+    """The tensors ``kind`` of the modules of ``linear``, one under the other; None for no ``kind``."""
+    if not kind:
+        return None
+    if len(linear.sources) == 1:
+        return _rows(source, prefix, linear.sources[0], kind)
+    out = np.empty((linear.rows, linear.columns) if kind == "weight" else linear.rows, np.float32)
     start = 0
-    for name, count in zip(names, rows, strict=True):
-        out[start : start + count] = source.read(name)
-        start += count
+    for part in linear.sources:
+        out[start : start + part.count] = _rows(source, prefix, part, kind)
+        start += part.count
     return out
+
+
+def _rows(source: WeightSource, prefix: str, part: SourceRows, kind: str) -> np.ndarray:
+    values = source.read(f"{prefix}{part.source}.{kind}")
+    values = values[part.first : part.first + part.count] if part.module_rows else values
+    if part.pairs:
+        heads = values.reshape(-1, part.head, *values.shape[1:])
+        turning = heads[:, : part.pairs]
+        values = np.concatenate([turning[:, ::2], turning[:, 1::2], heads[:, part.pairs :]], axis=1).reshape(values.shape)
+    return values * np.float32(part.factor) if part.factor != 1 else values
 
 
 def read_embedding(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Token embedding, float32 [vocab, hidden]."""
-    return source.read(decoder.embedding.source)
+    table, factor = source.read(decoder.embedding.source), decoder.embedding.factor
+    return table * np.float32(factor) if factor != 1 else table
 
 
 def read_final_norm(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Gain of the norm before the output, float32 [hidden]."""
-    return source.read(decoder.norm.gain.source)
+    return _read_gain(source, "", decoder.norm.gain)
 
 
 def read_output(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Output matrix, float32 [vocab, hidden]; the embedding when the two are tied."""
-    return source.read(decoder.embedding.source if decoder.tied else _output_name(decoder))
+    return read_embedding(source, decoder) if decoder.tied else source.read(_output_name(decoder))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from edge_llm.operations.base import NUMPY, Arithmetic, FloatLinear
@@ -34,12 +37,28 @@ def _rms(x: np.ndarray, eps: float) -> np.ndarray:
     return np.asarray(1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32) + np.float32(eps)))
 
 
+def layer_norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
+    """(x - mean) / sqrt(variance + eps) * gain (+ bias) over the last axis."""
+    y = rms_norm(_centred(x), gain, eps)
+    return y if bias is None else y + bias
+
+
+def layer_norm_gradient(x: np.ndarray, gain: np.ndarray, eps: float, gradient: np.ndarray) -> np.ndarray:
+    """The gradient at x [..., C] of that at ``layer_norm(x, gain, bias, eps)``."""
+    return _centred(rms_norm_gradient(_centred(x), gain, eps, gradient))
+
+
+def _centred(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32))
+
+
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotary embedding in the half-split layout: x [T, heads, D], cos and sin [T, D / 2]."""
-    half = x.shape[-1] // 2
-    x1, x2 = x[..., :half], x[..., half:]
+    """Rotary embedding of the first R channels of heads, by halves: x [T, heads, D], cos and sin [T, R / 2]."""
+    half = cos.shape[-1]
+    x1, x2, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     c, s = cos[:, None, :], sin[:, None, :]
-    return np.concatenate([x1 * c - x2 * s, x2 * c + x1 * s], axis=-1)
+    turned = [x1 * c - x2 * s, x2 * c + x1 * s]
+    return np.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 
 
 def sigmoid(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
@@ -52,3 +71,60 @@ def silu(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
     """x / (1 + exp(-x)), without overflow."""
     with np.errstate(over="ignore"):
         return x / (1.0 + arithmetic.exp(-x))
+
+
+def silu_slope(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """The derivative of `silu`."""
+    share = sigmoid(x, arithmetic)
+    return np.asarray(share * (1.0 + x * (1.0 - share)))
+
+
+def tanh(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """1 - 2 / (exp(2 x) + 1), without overflow."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.float32(1) - np.float32(2) / (arithmetic.exp(np.float32(2) * x) + np.float32(1)))
+
+
+_ROOT, _CUBE = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
+
+
+def gelu_tanh(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel, 2016, arXiv 1606.08415)."""
+    return np.asarray(np.float32(0.5) * x * (1 + tanh(_ROOT * (x + _CUBE * x * x * x), arithmetic)))
+
+
+def gelu_tanh_slope(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """The derivative of `gelu_tanh`."""
+    bent = tanh(_ROOT * (x + _CUBE * x * x * x), arithmetic)
+    inner = _ROOT * (1 + np.float32(3) * _CUBE * x * x)
+    return np.asarray(np.float32(0.5) * (1 + bent) + np.float32(0.5) * x * (1 - bent * bent) * inner)
+
+
+def relu(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """max(x, 0)."""
+    return np.maximum(x, np.float32(0))
+
+
+def relu_slope(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """The derivative of `relu`."""
+    return (x > 0).astype(np.float32)
+
+
+def relu_squared(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """max(x, 0)^2."""
+    return np.square(relu(x))
+
+
+def relu_squared_slope(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """The derivative of `relu_squared`."""
+    return 2 * relu(x)
+
+
+_OfFloats = Callable[[np.ndarray, Arithmetic], np.ndarray]
+ACTIVATIONS: Mapping[str, tuple[_OfFloats, _OfFloats]] = {
+    "silu": (silu, silu_slope),
+    "gelu_tanh": (gelu_tanh, gelu_tanh_slope),
+    "relu": (relu, relu_slope),
+    "relu_squared": (relu_squared, relu_squared_slope),
+}
+"""By their names in `kernels.activation`, each with its derivative."""

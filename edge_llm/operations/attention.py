@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from edge_llm.config import RopeScaling
-from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate
+from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate, tanh
 from edge_llm.operations.base import (
-    NUMPY,
     PAGES,
+    AllTables,
     Arithmetic,
     Back,
     Buffers,
@@ -29,6 +27,8 @@ from edge_llm.operations.base import (
     Place,
     Vector,
 )
+from edge_llm.operations.scores import PLAIN, FloatKV, Scores, attend, softmax
+from kernels import floats
 
 if TYPE_CHECKING:
     from edge_llm.operations.layer import Layer
@@ -37,17 +37,33 @@ KEY_OFFSET = "k_offset"
 """Per layer the mean key [kv heads, head_dim], which is subtracted from every key before it is stored."""
 KEYS, VALUES = "keys", "values"
 """Places: keys [kv heads, head_dim / 2], with one factor for a rotation pair, and values [kv heads, head_dim]."""
-_QUERY_BLOCK = 256
-"""Queries per attention block: bounds the score matrix to [heads, 256, tokens]."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding of heads of ``dim`` channels (Su et al., 2021, arXiv 2104.09864)."""
+    """Rotary position embedding of the first ``dim`` channels of heads (Su et al., 2021, arXiv 2104.09864); 0: of none."""
 
     dim: int
     theta: float
     scaling: RopeScaling | None = None
+    """How its waves are stretched."""
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries grow with their position p: times ``1 + beta ln(1 + floor(p / original_context))``."""
+
+    beta: float
+    original_context: int
+
+    def __post_init__(self) -> None:
+        if self.original_context < 1:
+            raise ValueError(f"queries that grow every {self.original_context} tokens")
+
+    def factors(self, positions: np.ndarray) -> np.ndarray:
+        """Of queries at ``positions``, float32."""
+        folds = positions // self.original_context
+        return np.asarray(1.0 + self.beta * floats.log64(1.0 + folds), np.float32)
 
 
 @dataclass(frozen=True)
@@ -64,10 +80,17 @@ class Attention(Operation):
     reads: str
     writes: str
     q_norm: Gain | None = None
-    """Gain of an RMS norm of every query head, before the rotation."""
+    """Gain of an RMS norm of every query head [head_dim], or of all queries together [heads * head_dim]."""
     k_norm: Gain | None = None
     eps: float = 0.0
     """Of these norms."""
+    norm_last: bool = False
+    """Whether heads are normed behind the rotation, not before it."""
+    scores: Scores = PLAIN
+    sinks: Gain | None = None
+    """[heads]: of each head one more logit in the softmax, whose value is 0."""
+    growth: QueryGrowth | None = None
+    """None: queries do not grow."""
     turn: int = 0
     """Block of a head's channels that are turned in queries and keys, behind the rotation; 0: none.  Scores grow by it."""
     value_turn: int = 0
@@ -76,10 +99,17 @@ class Attention(Operation):
     def __post_init__(self) -> None:
         if min(self.heads, self.kv_heads, self.head_dim) < 1 or self.heads % self.kv_heads or self.head_dim % 2:
             raise ValueError(f"an attention of {self.heads} heads, {self.kv_heads} key heads and {self.head_dim} channels")
-        if not 0 < self.rope.dim <= self.head_dim or self.rope.theta <= 0:
-            raise ValueError(f"a rotation of {self.rope.dim} channels by theta {self.rope.theta:g}")
+        if not 0 <= self.rope.dim <= self.head_dim or self.rope.dim % 2 or self.rope.theta <= 0:
+            raise ValueError(f"a rotation of {self.rope.dim} of {self.head_dim} channels by theta {self.rope.theta:g}")
         if (self.q_norm is None) != (self.k_norm is None):
             raise ValueError("an attention norms both its queries and its keys, or neither")
+        for gain, heads in ((self.q_norm, self.heads), (self.k_norm, self.kv_heads)):
+            if gain is not None and gain.size != (heads * self.head_dim if self.norms_all else self.head_dim):
+                raise ValueError(f"the norm `{gain.name}` of {gain.size} channels fits no head of {self.head_dim}")
+        if self.norms_all and self.norm_last:
+            raise ValueError("all queries are normed before the rotation, not behind it")
+        if self.sinks is not None and self.sinks.size != self.heads:
+            raise ValueError(f"{self.heads} heads have {self.sinks.size} sinks")
 
     @property
     def q_size(self) -> int:
@@ -90,6 +120,16 @@ class Attention(Operation):
     def kv_size(self) -> int:
         """Width of all keys, and of all values."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def norms_all(self) -> bool:
+        """Whether all queries are normed together, and all keys."""
+        return self.q_norm is not None and self.q_norm.size != self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied with."""
+        return self.scores.scale or self.head_dim**-0.5
 
     @property
     def read_width(self) -> int:
@@ -105,7 +145,7 @@ class Attention(Operation):
 
     @property
     def gains(self) -> tuple[Gain, ...]:
-        return tuple(gain for gain in (self.q_norm, self.k_norm) if gain is not None)
+        return tuple(gain for gain in (self.q_norm, self.k_norm, self.sinks) if gain is not None)
 
     @property
     def vectors(self) -> tuple[Vector, ...]:
@@ -118,34 +158,78 @@ class Attention(Operation):
 
     def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
         """Over all tokens that ``run.past`` holds and these."""
-        qkv = buffers[self.reads]
+        qkv, gains = buffers[self.reads], run.weights.gains
         if run.mix is not None:
-            return run.mix(self, run.weights.gains, qkv)
-        past = run.past if run.past is not None else FloatKV(self)
+            return run.mix(self, gains, qkv)
+        past = run.past if run.past is not None else self.float_kv()
         start = past.length
-        cos, sin = (table[start : start + len(qkv)] for table in run.tables[self.rope])
-        q, k, v = split_heads(self, run.weights.gains, qkv, cos, sin)
+        q, k, v = self.split(gains, qkv, run.tables, np.arange(start, start + len(qkv)))
         keys, values = past.append(*run.rounding(k, v))
-        return attend(q, keys, values, start, run.arithmetic).reshape(len(qkv), -1)
+        return self.attend(gains, q, keys, values, start, run.arithmetic).reshape(len(qkv), -1)
+
+    def float_kv(self) -> FloatKV:
+        """What it keeps of a sequence in float32, empty."""
+        return FloatKV(self.kv_heads, self.head_dim)
+
+    def split(
+        self, gains: Mapping[str, np.ndarray], qkv: np.ndarray, tables: AllTables, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, keys (both after their norm and rotation) and values [T, heads, head_dim] of qkv [T, q | k | v]."""
+        q, k, v = self._heads_of(qkv)
+        angles = tuple(table[positions] for table in tables[self.rope])
+        q, k = (self._ready(x, gain, gains, *angles)[0] for x, gain in ((q, self.q_norm), (k, self.k_norm)))
+        return self._grown(q, positions), k, v
+
+    def attend(
+        self, gains: Mapping[str, np.ndarray], q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int, arithmetic: Arithmetic
+    ) -> np.ndarray:
+        """What it makes of q [T, Hq, D] at positions past.., and k and v [Hkv, past + T, D]: [T, Hq, D]."""
+        sinks = None if self.sinks is None else gains[self.sinks.name]
+        return attend(q, k, v, past, arithmetic, self.scores, sinks)
+
+    def _heads_of(self, qkv: np.ndarray) -> list[np.ndarray]:
+        """Queries, keys and values [T, heads, head_dim] of [T, q | k | v]."""
+        heads = qkv.reshape(len(qkv), -1, self.head_dim)
+        return np.split(heads, [self.heads, self.heads + self.kv_heads], axis=1)
+
+    def _grown(self, q: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Queries [T, heads, head_dim], or the gradient at them, grown with their positions."""
+        return q if self.growth is None else q * self.growth.factors(positions)[:, None, None]
+
+    def _ready(
+        self, x: np.ndarray, gain: Gain | None, gains: Mapping[str, np.ndarray], cos: np.ndarray, sin: np.ndarray
+    ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        """Heads [T, heads, head_dim] behind norm and rotation, and the way back of gradients."""
+        if gain is None:
+            return rotate(x, cos, sin), lambda gradient: rotate(gradient, cos, -sin)
+        vector, eps = gains[gain.name], self.eps
+        together = (len(x), -1, gain.size)
+
+        def normed(x: np.ndarray) -> np.ndarray:
+            return rms_norm(x.reshape(together), vector, eps).reshape(x.shape)
+
+        def through(x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+            return rms_norm_gradient(x.reshape(together), vector, eps, gradient.reshape(together)).reshape(x.shape)
+
+        if self.norm_last:
+            rotated = rotate(x, cos, sin)
+            return normed(rotated), lambda gradient: rotate(through(rotated, gradient), cos, -sin)
+        return rotate(normed(x), cos, sin), lambda gradient: through(x, rotate(gradient, cos, -sin))
 
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
-        qkv, arithmetic = buffers[self.reads], run.arithmetic
+        qkv, arithmetic, gains = buffers[self.reads], run.arithmetic, run.weights.gains
         tokens, dim, groups = len(qkv), self.head_dim, self.heads // self.kv_heads
         cos, sin = (table[:tokens] for table in run.tables[self.rope])
-        before_q, before_k, v = self._heads_of(qkv)
-        norms = [None if gain is None else run.weights.gains[gain.name] for gain in (self.q_norm, self.k_norm)]
-        q, k = (
-            rotate(x if gain is None else rms_norm(x, gain, self.eps), cos, sin)
-            for x, gain in zip((before_q, before_k), norms, strict=True)
-        )
-        scale = np.float32(1.0 / math.sqrt(dim))
-        q = np.ascontiguousarray(q.transpose(1, 0, 2)).reshape(self.kv_heads, groups, tokens, dim)
+        q, k, v = self._heads_of(qkv)
+        q, q_back = self._ready(q, self.q_norm, gains, cos, sin)
+        k, k_back = self._ready(k, self.k_norm, gains, cos, sin)
+        q = np.ascontiguousarray(self._grown(q, np.arange(tokens)).transpose(1, 0, 2))
+        q = q.reshape(self.kv_heads, groups, tokens, dim)
         k, v = (np.ascontiguousarray(x.transpose(1, 0, 2))[:, None] for x in (k, v))  # [Hkv, 1, T, D]
-        scores = arithmetic.product(q, k) * scale
-        scores[..., np.triu(np.ones((tokens, tokens), bool), 1)] = -np.inf
-        scores -= scores.max(axis=-1, keepdims=True)
-        weights = arithmetic.exp(scores)
-        weights /= weights.sum(axis=-1, keepdims=True)  # [Hkv, G, T, T]
+        scale = np.float32(self.scale)
+        products = arithmetic.product(q, k) * scale
+        sinks = None if self.sinks is None else gains[self.sinks.name]
+        weights = softmax(products, 0, arithmetic, self.scores, sinks)  # [Hkv, G, T, T]
         mixed = arithmetic.product(weights, _transposed(v))
         out = mixed.transpose(2, 0, 1, 3).reshape(tokens, -1)
 
@@ -155,25 +239,48 @@ class Attention(Operation):
             at_v = arithmetic.product(_transposed(weights), _transposed(at_mixed)).sum(axis=1)
             at_weights = arithmetic.product(at_mixed, v)
             at_scores = weights * (at_weights - (at_weights * weights).sum(axis=-1, keepdims=True)) * scale
-            at_q = arithmetic.product(at_scores, _transposed(k)).reshape(self.heads, tokens, dim)
-            at_k = arithmetic.product(_transposed(at_scores), _transposed(q)).sum(axis=1)
-            found = [rotate(x.transpose(1, 0, 2), cos, -sin) for x in (at_q, at_k)]
-            for number, (x, gain) in enumerate(zip((before_q, before_k), norms, strict=True)):
-                if gain is not None:
-                    found[number] = rms_norm_gradient(x, gain, self.eps, found[number])
-            return [(self.reads, np.concatenate([*found, at_v.transpose(1, 0, 2)], axis=1).reshape(tokens, -1))]
+            if self.scores.cap:
+                at_scores *= 1 - np.square(tanh(products / np.float32(self.scores.cap), arithmetic))
+            at_q = arithmetic.product(at_scores, _transposed(k)).reshape(self.heads, tokens, dim).transpose(1, 0, 2)
+            at_k = arithmetic.product(_transposed(at_scores), _transposed(q)).sum(axis=1).transpose(1, 0, 2)
+            found = [q_back(self._grown(at_q, np.arange(tokens))), k_back(at_k), at_v.transpose(1, 0, 2)]
+            return [(self.reads, np.concatenate(found, axis=1).reshape(tokens, -1))]
 
         return out, back
 
-    def _heads_of(self, qkv: np.ndarray) -> list[np.ndarray]:
-        """Queries, keys and values [T, heads, head_dim] of [T, q | k | v]."""
-        heads = qkv.reshape(len(qkv), -1, self.head_dim)
-        return np.split(heads, [self.heads, self.heads + self.kv_heads], axis=1)
+    def normed(
+        self, q: np.ndarray, k: np.ndarray, gains: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and keys [T, heads, head_dim] behind their norms, without rotation."""
+
+        def behind(x: np.ndarray, gain: Gain | None) -> np.ndarray:
+            if gain is None:
+                return x
+            return rms_norm(x.reshape(len(x), -1, gain.size), gains[gain.name], self.eps).reshape(x.shape)
+
+        return behind(q, self.q_norm), behind(k, self.k_norm)
+
+    def mean_key(self, keys: np.ndarray, gains: Mapping[str, np.ndarray], cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+        """The mean key over the rows of ``keys`` [T, kv heads * head_dim] and all positions, [kv heads, head_dim].
+
+        ``keys`` are those of the projection; cos and sin [P, rope.dim / 2] are the positions'.  A norm behind the rotation is
+        taken before it, which is a little off where the two channels of a rotation pair have gains of their own.  It is 0 where
+        scores are capped or there are sinks: a vector off all keys would change the softmax.
+        """
+        if not len(keys) or self.scores.cap or self.sinks is not None:
+            return np.zeros((self.kv_heads, self.head_dim), np.float32)
+        heads = keys.reshape(-1, self.kv_heads, self.head_dim)
+        _, heads = self.normed(heads[:0], heads, gains)
+        mean = heads.mean(axis=0, dtype=np.float64)[None]
+        rotated = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
+        return np.ascontiguousarray(rotated[0], np.float32)
 
     # -- devices -------------------------------------------------------------------------------------------------------
 
     def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+        norms = [("norms", Op("head_norms", (self.reads,), (self.reads,), self))] if self.norms_all else []
         return [
+            *norms,
             ("keys", Op("rope_append", (self.reads,), (self.reads, PAGES), self)),
             ("attention", Op("attention", (self.reads, PAGES), (self.writes,), self)),
         ]
@@ -182,20 +289,28 @@ class Attention(Operation):
         return {op.writes[0]: self.q_size} if op.kind == "attention" else {}
 
     def add_call(self, call: HostCall) -> None:
-        if call.op.kind == "rope_append":
-            self._add_append(call)
-        else:
-            self._add_attend(call)
+        add = {"head_norms": self._add_norms, "rope_append": self._add_append, "attention": self._add_attend}
+        add[call.op.kind](call)
+
+    def _add_norms(self, call: HostCall) -> None:
+        """All queries together, and all keys, in place."""
+        qkv, end = call.buffers[self.reads], self.q_size + self.kv_size
+        for gain, columns in ((self.q_norm, qkv[:, : self.q_size]), (self.k_norm, qkv[:, self.q_size : end])):
+            assert gain is not None
+            call.native.rms_norm(columns, call.gains[gain.name], self.eps, out=columns)
 
     def _add_append(self, call: HostCall) -> None:
         gains, pages = call.gains, call.pages
-        q_gain, k_gain = (gains[gain.name] if gain else None for gain in (self.q_norm, self.k_norm))
+        of_heads = (None, None) if self.norms_all else (self.q_norm, self.k_norm)
+        q_gain, k_gain = (gains[gain.name] if gain else None for gain in of_heads)
+        cos, sin = call.tables[self.rope]
         call.native.rope_append(
             call.buffers[call.op.reads[0]],
             self.heads,
             self.kv_heads,
             self.head_dim,
-            *call.tables[self.rope],
+            cos,
+            sin,
             q_gain,
             k_gain,
             self.eps,
@@ -206,14 +321,19 @@ class Attention(Operation):
             pages.v,
             pages.v_scale,
             turn=self.turn,
+            norm_last=self.norm_last,
+            q_scale=None if self.growth is None else self.growth.factors(np.arange(len(cos))),
         )
 
     def _add_attend(self, call: HostCall) -> None:
         pages, shape = call.pages, (-1, self.heads, self.head_dim)
         q = call.buffers[call.op.reads[0]][:, : self.q_size].reshape(shape)
         out = call.buffers[call.op.writes[0]].reshape(shape)
-        scale = self.head_dim**-0.5 / max(1, self.turn)
-        call.native.paged_attention(q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out)
+        scale, window, cap = self.scale / max(1, self.turn), self.scores.window, self.scores.cap
+        sinks = None if self.sinks is None else call.gains[self.sinks.name]
+        call.native.paged_attention(
+            q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out, window=window, cap=cap, sinks=sinks
+        )
 
     # -- folds ---------------------------------------------------------------------------------------------------------
 
@@ -228,18 +348,33 @@ class Attention(Operation):
 
     def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
         """Keys are divided and queries multiplied, by their gains where they are normed; values are divided."""
-        projection = layer.projection.name
-        rows = folding.rows.setdefault(projection, np.ones(self.read_width, np.float32))
+        rows = folding.rows.setdefault(layer.projection.name, np.ones(self.read_width, np.float32))
         if place.name == VALUES:
             rows[self.q_size + self.kv_size :] = 1 / factors.ravel()
             return
-        keys = np.concatenate([factors, factors], axis=1)  # both halves of a rotation pair
+        keys = self.channels_of(factors)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.name, self.k_norm.name
-            folding.gains[q], folding.gains[k] = folding.gains[q] * keys[0], folding.gains[k] / keys[0]
+            of_queries, of_keys = (for_query_heads(keys, self), keys.ravel()) if self.norms_all else (keys[0], keys[0])
+            folding.gains[q], folding.gains[k] = folding.gains[q] * of_queries, folding.gains[k] / of_keys
         else:
             rows[: self.q_size] = for_query_heads(keys, self)
             rows[self.q_size : self.q_size + self.kv_size] = 1 / keys.ravel()
+
+    def channels_of(self, pairs: np.ndarray) -> np.ndarray:
+        """[kv heads, head_dim / 2], one factor for two channels that turn together -> [kv heads, head_dim].
+
+        Where a part of a head is rotated, its pairs come first, and then neighbours that nothing turns.
+        """
+        half = self.rope.dim // 2
+        turning, still = pairs[:, :half], np.repeat(pairs[:, half:], 2, axis=1)
+        return np.concatenate([turning, turning, still], axis=1)
+
+    def pair_energy(self, x: np.ndarray) -> np.ndarray:
+        """Squares of x [..., head_dim], of two channels that turn together in one: [..., head_dim / 2]."""
+        squares, turning = np.square(x, dtype=np.float64), self.rope.dim
+        still = squares[..., turning::2] + squares[..., turning + 1 :: 2]
+        return np.concatenate([squares[..., : turning // 2] + squares[..., turning // 2 : turning], still], axis=-1)
 
     def for_columns(self, place: Place, factors: np.ndarray) -> np.ndarray:
         return for_query_heads(factors, self)
@@ -248,73 +383,6 @@ class Attention(Operation):
 def for_query_heads(factors: np.ndarray, attention: Attention) -> np.ndarray:
     """[kv heads, head_dim] -> [heads * head_dim]: every query head finds the factors of its key head."""
     return np.repeat(factors, attention.heads // attention.kv_heads, axis=0).ravel()
-
-
-class FloatKV:
-    """Keys (after rotation) and values of one layer, float32 [kv heads, length, head_dim]; grows by doubling."""
-
-    def __init__(self, attention: Attention) -> None:
-        self.length = 0
-        self._data = np.empty((2, attention.kv_heads, 0, attention.head_dim), np.float32)
-
-    def append(self, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add tokens [T, kv heads, head_dim]; returns all keys and values so far."""
-        end = self.length + k.shape[0]
-        if end > self._data.shape[2]:
-            _, heads, room, dim = self._data.shape
-            grown = np.empty((2, heads, max(end, 2 * room), dim), np.float32)
-            grown[:, :, : self.length] = self._data[:, :, : self.length]
-            self._data = grown
-        self._data[0, :, self.length : end] = k.transpose(1, 0, 2)
-        self._data[1, :, self.length : end] = v.transpose(1, 0, 2)
-        self.length = end
-        return self._data[0, :, :end], self._data[1, :, :end]
-
-    def truncate(self, length: int) -> None:
-        """Forget all tokens from ``length`` on."""
-        self.length = min(self.length, length)
-
-
-def split_heads(
-    attention: Attention, gains: Mapping[str, np.ndarray], qkv: np.ndarray, cos: np.ndarray, sin: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Queries, keys (both after their norm and rotation) and values [T, heads, head_dim] of qkv [T, q | k | v].
-
-    cos and sin [T, head_dim / 2] are those of the positions of qkv.
-    """
-    heads = qkv.reshape(len(qkv), -1, attention.head_dim)
-    q, k, v = np.split(heads, [attention.heads, attention.heads + attention.kv_heads], axis=1)
-    if attention.q_norm is not None:
-        q = rms_norm(q, gains[attention.q_norm.name], attention.eps)
-    if attention.k_norm is not None:
-        k = rms_norm(k, gains[attention.k_norm.name], attention.eps)
-    return rotate(q, cos, sin), rotate(k, cos, sin), v
-
-
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
-    """Causal grouped attention: q [T, Hq, D] at positions past.., k and v [Hkv, past + T, D] -> [T, Hq, D]."""
-    attend_last = arithmetic.attention or partial(_attend_last, arithmetic)
-    scale = float(np.float32(1.0 / math.sqrt(q.shape[-1])))
-    out = np.empty_like(q)
-    for start in range(0, len(q), _QUERY_BLOCK):
-        stop = min(start + _QUERY_BLOCK, len(q))
-        seen = past + stop
-        out[start:stop] = attend_last(q[start:stop], k[:, :seen], v[:, :seen], scale)
-    return out
-
-
-def _attend_last(arithmetic: Arithmetic, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
-    """q [T, Hq, D] at the last T of the positions of k and v [Hkv, S, D] -> [T, Hq, D]."""
-    (tokens, heads, dim), (kv_heads, seen, _) = q.shape, k.shape
-    grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)  # [Hkv, G, T, D]
-    scores = arithmetic.product(grouped, k[:, None]) * np.float32(scale)
-    hidden = np.arange(seen) > np.arange(seen - tokens, seen)[:, None]
-    scores[:, :, hidden] = -np.inf
-    scores -= scores.max(axis=-1, keepdims=True)
-    scores = arithmetic.exp(scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    weighed = arithmetic.product(scores, v[:, None].swapaxes(-1, -2))
-    return weighed.transpose(2, 0, 1, 3).reshape(tokens, heads, dim)
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 import numpy as np
 
 if TYPE_CHECKING:
-    from edge_llm.operations.attention import Attention, FloatKV, Rope
+    from edge_llm.operations.attention import Attention, Rope
     from edge_llm.operations.layer import Layer
     from edge_llm.operations.linear import HostWeight, Linear
     from edge_llm.operations.norm import Norm
+    from edge_llm.operations.scores import FloatKV
     from kernels import ThreadPool
     from kernels.program import Program
 
@@ -36,11 +37,17 @@ SHADOW, OVERFLOW = "shadow", "overflow"
 
 @dataclass(frozen=True)
 class Gain:
-    """A vector of a norm: its name here, its tensor in the source, its length."""
+    """A vector of a norm: its name here, its tensor in the source, its length.
+
+    It is ``(tensor + plus) * factor``, in float32.
+    """
 
     name: str
     source: str
     size: int
+    plus: float = 0.0
+    """Gemma's norms keep their gain less 1."""
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ class Embedding(Runnable):
     """Tokens of the vocabulary."""
     columns: int
     writes: str = HIDDEN
+    factor: float = 1.0
+    """What the source's table is multiplied with.  Where the output matrix is the same table, the last norm divides by it."""
 
     def op(self) -> Op:
         """The look-up, on a device."""

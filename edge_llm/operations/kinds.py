@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
-_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, SwiGLU)}
+_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, GLU)}
 
 
 def kinds() -> Mapping[str, type[Operation]]:

@@ -76,6 +76,16 @@ class SourceRows:
 
     source: str
     count: int
+    first: int = 0
+    """Of the module's rows, where these begin."""
+    module_rows: int = 0
+    """All rows of the module; 0: these are all."""
+    factor: float = 1.0
+    """What they are multiplied with, in float32."""
+    head: int = 0
+    """Rows of a head of queries or keys, if its ``pairs`` lie otherwise in the source; 0: all rows stay in their order."""
+    pairs: int = 0
+    """Of the first so many rows of a head neighbours are a rotation pair; here the pair's rows are half of them apart."""
 
 
 class Cut(NamedTuple):

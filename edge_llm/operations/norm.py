@@ -1,4 +1,4 @@
-"""RMS norm (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+"""Norms: of the root mean square (Zhang and Sennrich, 2019, arXiv 1910.07467), and of layers (Ba et al., 2016, 1607.06450)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient
+from edge_llm.operations.arithmetic import layer_norm, layer_norm_gradient, rms_norm, rms_norm_gradient
 from edge_llm.operations.base import (
     Back,
     Buffers,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Norm(Operation):
-    """``writes = reads / sqrt(mean(reads^2) + eps) * gain`` (RMS norm)."""
+    """``writes = reads / sqrt(mean(reads^2) + eps) * gain (+ adds)``; a layer norm takes the mean off ``reads`` first."""
 
     KIND: ClassVar[str] = "norm"
 
@@ -36,10 +36,17 @@ class Norm(Operation):
     eps: float
     reads: str
     writes: str
+    adds: str = ""
+    centred: bool = False
+    """Whether it is a layer norm, whose mean is 0."""
+    bias: Gain | None = None
+    """Added behind the gain of a layer norm."""
 
     def __post_init__(self) -> None:
         if self.gain.size < 1 or not self.eps > 0:
             raise ValueError(f"the norm `{self.gain.name}` of {self.gain.size} channels has the epsilon {self.eps:g}")
+        if self.bias is not None and (not self.centred or self.bias.size != self.gain.size):
+            raise ValueError(f"the norm `{self.gain.name}` cannot have the bias `{self.bias.name}`")
 
     @property
     def read_width(self) -> int:
@@ -51,18 +58,34 @@ class Norm(Operation):
 
     @property
     def gains(self) -> tuple[Gain, ...]:
-        return (self.gain,)
+        return (self.gain,) if self.bias is None else (self.gain, self.bias)
 
     def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
-        return rms_norm(buffers[self.reads], run.weights.gains[self.gain.name], self.eps)
+        gains = run.weights.gains
+        bias = None if self.bias is None else gains[self.bias.name]
+        y = self.applied(buffers[self.reads], gains[self.gain.name], bias)
+        return buffers[self.adds] + y if self.adds else y
+
+    def applied(self, x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """It alone, of x [..., K] by the values of its vectors."""
+        return layer_norm(x, gain, bias, self.eps) if self.centred else rms_norm(x, gain, self.eps)
+
+    def through(self, x: np.ndarray, gain: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """The gradient at x [..., K] of that at `applied`."""
+        return (layer_norm_gradient if self.centred else rms_norm_gradient)(x, gain, self.eps, gradient)
 
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
         x, gain = buffers[self.reads], run.weights.gains[self.gain.name]
-        return rms_norm(x, gain, self.eps), lambda gradient: [(self.reads, rms_norm_gradient(x, gain, self.eps, gradient))]
+
+        def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
+            at_input = (self.reads, self.through(x, gain, gradient))
+            return [(self.adds, gradient), at_input] if self.adds else [at_input]
+
+        return self.forward(buffers, run), back
 
     def op(self) -> Op:
         """It alone, on a device."""
-        return Op("rms_norm", (self.reads,), (self.writes,), self)
+        return Op("layer_norm" if self.centred else "rms_norm", self.read_by, (self.writes,), self)
 
     def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
         return [] if self.norm_in_readers(layer) else [(self.gain.name, self.op())]
@@ -72,17 +95,23 @@ class Norm(Operation):
 
     def add_call(self, call: HostCall) -> None:
         x, out = call.buffers[call.op.reads[0]], call.buffers[call.op.writes[0]]
-        call.native.rms_norm(x, call.gains[self.gain.name], self.eps, out=out)
+        gain, add = call.gains[self.gain.name], call.buffers[self.adds] if self.adds else None
+        if self.centred:
+            bias = None if self.bias is None else call.gains[self.bias.name]
+            call.native.layer_norm(x, gain, bias, self.eps, out=out, add=add)
+        else:
+            call.native.rms_norm(x, gain, self.eps, out=out, add=add)
 
     def norm_in_readers(self, layer: Layer) -> Norm | None:
-        """None if anything but linears reads it, or if what it reads has changed by then."""
-        readers = layer.multipliers(self)
+        """None if anything but linears reads it, if what it reads has changed by then, or if linears cannot do it."""
+        readers = () if self.adds or self.centred else layer.multipliers(self)
         between = layer.between(self, readers[-1]) if readers else ()
         return self if readers and all(one.writes != self.reads for one in between) else None
 
     def places(self, layer: Layer) -> Iterator[Place]:
-        if readers := layer.multipliers(self):
+        if not self.adds and (readers := layer.multipliers(self)):
             yield Place(readers[0].name, self, readers, (self.gain.size,))
 
     def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
-        folding.gains[self.gain.name] = folding.gains[self.gain.name] / factors
+        for gain in self.gains:
+            folding.gains[gain.name] = folding.gains[gain.name] / factors

@@ -14,10 +14,10 @@ from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute, scales_rows
 from edge_llm.ascend.npu.law import supports
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
 FLOAT16_BYTES, FLOAT32_BYTES = 2, 4
 QUANTIZE_LAUNCHES = 1
@@ -154,7 +154,7 @@ def launches(law: ChipLaw, route: MatmulRoute, layer: Layer) -> int:
 def _linear_launches(law: ChipLaw, route: MatmulRoute, layer: Layer, linear: Linear) -> int:
     writer = layer.writer(linear.reads, linear)
     kind = "" if writer is None else writer.KIND
-    behind_swiglu = kind == SwiGLU.KIND
+    behind_swiglu = kind == GLU.KIND
     by_rows = bool(linear.turn) and scales_rows(law, behind_swiglu=behind_swiglu)
     alone = by_rows and not supports(law, "npu_dynamic_quant")
     hot = 0 if any(one.turn for one in layer.linears) else HOT_LAUNCHES

@@ -23,10 +23,10 @@ from edge_llm.ascend.devices.card.linears import NpuLinear
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Operation
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,12 +257,12 @@ def _attention(attention: Attention, at: _At) -> Tensor:
     return at.layers.attention(attention, at.weights, _float16(at.buffers[attention.reads]), at.keys, at.tokens)
 
 
-def _swiglu(swiglu: SwiGLU, at: _At) -> Tensor:
+def _swiglu(swiglu: GLU, at: _At) -> Tensor:
     return at.layers.calls.swiglu(_float16(at.buffers[swiglu.reads]))
 
 
 _RUN: Mapping[type[Operation], Callable[[Any, _At], Any]] = {
-    Norm: _norm, Linear: _linear, Attention: _attention, SwiGLU: _swiglu,
+    Norm: _norm, Linear: _linear, Attention: _attention, GLU: _swiglu,
 }  # fmt: skip
 """How a card does each kind of operation."""
 

@@ -17,10 +17,10 @@ from edge_llm.ascend.npu.runtime import run
 from edge_llm.errors import DeviceError
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.swiglu import SwiGLU
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.turning import turned
 from edge_llm.schemes.base import BlockWeights, Weight
@@ -69,7 +69,7 @@ class Input:
 def input_of(layer: Layer, linear: Linear, law: ChipLaw) -> Input:
     """That of ``linear`` on a chip of ``law``."""
     writer = layer.writer(linear.reads, linear)
-    rows = scales_rows(law, behind_swiglu=writer is not None and writer.KIND == SwiGLU.KIND)
+    rows = scales_rows(law, behind_swiglu=writer is not None and writer.KIND == GLU.KIND)
     behind_norm = writer is not None and writer.KIND == Norm.KIND
     return Input(bool(linear.turn) or not behind_norm, rows)
 

@@ -1,4 +1,4 @@
-"""SwiGLU (Shazeer, 2020, arXiv 2002.05202)."""
+"""Gated linear units (Shazeer, 2020, arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from kernels.activation import Activation
 
-from edge_llm.operations.arithmetic import sigmoid, silu
+from edge_llm.operations.arithmetic import ACTIVATIONS
 from edge_llm.operations.base import (
     Back,
     Buffers,
@@ -30,18 +31,20 @@ PRODUCTS = "products"
 
 
 @dataclass(frozen=True)
-class SwiGLU(Operation):
-    """``writes = silu(gate) * up`` of ``reads`` [tokens, gate | up], each ``width`` wide."""
+class GLU(Operation):
+    """``writes = activation(gate) * up`` of ``reads`` [tokens, gate | up], each ``width`` wide."""
 
-    KIND: ClassVar[str] = "swiglu"
+    KIND: ClassVar[str] = "glu"
 
     width: int
     reads: str
     writes: str
+    activation: str = "silu"
+    """One of `edge_llm.operations.arithmetic.ACTIVATIONS`."""
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"the gate into `{self.writes}` has no channels")
+        if self.width < 1 or self.activation not in ACTIVATIONS:
+            raise ValueError(f"the gate into `{self.writes}` is `{self.activation}` of {self.width} channels")
 
     @property
     def read_width(self) -> int:
@@ -53,16 +56,17 @@ class SwiGLU(Operation):
 
     def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
         gate, up = np.split(buffers[self.reads], 2, axis=1)
-        return silu(gate, run.arithmetic) * up
+        activation, _ = ACTIVATIONS[self.activation]
+        return activation(gate, run.arithmetic) * up
 
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
         gate, up = np.split(buffers[self.reads], 2, axis=1)
-        passed = silu(gate, run.arithmetic)
+        activation, slope = ACTIVATIONS[self.activation]
+        passed = activation(gate, run.arithmetic)
 
         def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
-            share = sigmoid(gate, run.arithmetic)
-            slope = share * (1.0 + gate * (1.0 - share))
-            return [(self.reads, np.concatenate([gradient * up * slope, gradient * passed], axis=1))]
+            at_gate = gradient * up * slope(gate, run.arithmetic)
+            return [(self.reads, np.concatenate([at_gate, gradient * passed], axis=1))]
 
         return passed * up, back
 
@@ -76,7 +80,8 @@ class SwiGLU(Operation):
         return {op.writes[0]: self.width}
 
     def add_call(self, call: HostCall) -> None:
-        call.native.swiglu(call.buffers[call.op.reads[0]], out=call.buffers[call.op.writes[0]])
+        x, out = call.buffers[call.op.reads[0]], call.buffers[call.op.writes[0]]
+        call.native.gated(x, Activation(self.activation), out=out)
 
     def gate_in_writer(self, layer: Layer) -> Linear | None:
         """None if others need the linear's product, or what the result would overwrite."""
