@@ -179,7 +179,8 @@ def linear(
     out: _F32 | None,
     gain: _F32 | None,
     eps: float,
-    swiglu: bool,
+    gate: int,
+    limit: float,
     /,
 ) -> _F32: ...
 def int8_operations(repeats: int, pool: ThreadPool, /) -> int: ...
@@ -195,7 +196,8 @@ def half_linear(
     add: _F32 | None,
     gain: _F32 | None,
     eps: float,
-    swiglu: bool,
+    gate: int,
+    limit: float,
     out: _F32 | None,
     /,
 ) -> _F32: ...
@@ -222,6 +224,9 @@ def rope_append(
     slots: _I64,
     pool: ThreadPool,
     turn: int,
+    v_gain: _F32 | None,
+    norm_last: bool,
+    q_scale: _F32 | None,
 ) -> None: ...
 def paged_attention(
     q: npt.NDArray[np.float32],
@@ -234,7 +239,10 @@ def paged_attention(
     row_position: npt.NDArray[np.int32],
     softmax_scale: float,
     pool: ThreadPool,
-    out: npt.NDArray[np.float32] | None = None,
+    out: npt.NDArray[np.float32] | None,
+    window: int,
+    cap: float,
+    sinks: npt.NDArray[np.float32] | None,
 ) -> npt.NDArray[np.float32]: ...
 
 # ---- sampling (bind_sampling.cpp) ----
@@ -298,12 +306,11 @@ def use_memory(memory: Memory, /) -> None: ...
 # ---- pointwise (bind_pointwise.cpp) ----
 
 def rms_norm(
-    x: npt.NDArray[np.float32],
-    gain: npt.NDArray[np.float32],
-    eps: float,
-    pool: ThreadPool,
-    out: npt.NDArray[np.float32] | None = None,
-) -> npt.NDArray[np.float32]: ...
+    x: _F32, gain: _F32, eps: float, pool: ThreadPool, out: _F32 | None, add: _F32 | None, /
+) -> _F32: ...
+def layer_norm(
+    x: _F32, gain: _F32, bias: _F32 | None, eps: float, pool: ThreadPool, out: _F32 | None, add: _F32 | None, /
+) -> _F32: ...
 def head_norm(x: npt.NDArray[np.float32], gain: npt.NDArray[np.float32], eps: float, pool: ThreadPool) -> None: ...
 def rope(
     x: npt.NDArray[np.float32],
@@ -313,9 +320,8 @@ def rope(
     pool: ThreadPool,
 ) -> None: ...
 def turn(x: npt.NDArray[np.float32], block: int, pool: ThreadPool) -> None: ...
-def swiglu(
-    gate_up: npt.NDArray[np.float32], pool: ThreadPool, out: npt.NDArray[np.float32] | None = None
-) -> npt.NDArray[np.float32]: ...
+def gated(gate_up: _F32, gate: int, limit: float, pool: ThreadPool, out: _F32 | None, /) -> _F32: ...
+def activate(x: _F32, kind: int, limit: float, pool: ThreadPool, out: _F32 | None, /) -> _F32: ...
 
 # ---- programs (bind_program.cpp) ----
 
@@ -335,7 +341,8 @@ class Program:
         shadow: bool,
         gain: _F32 | None,
         eps: float,
-        swiglu: bool,
+        gate: int,
+        limit: float,
         out: _F32 | None,
         /,
     ) -> None: ...
@@ -347,12 +354,17 @@ class Program:
         add: _F32 | None,
         gain: _F32 | None,
         eps: float,
-        swiglu: bool,
+        gate: int,
+        limit: float,
         out: _F32 | None,
         /,
     ) -> None: ...
-    def rms_norm(self, x: _F32, gain: _F32, eps: float, out: _F32, /) -> None: ...
-    def swiglu(self, gate_up: _F32, out: _F32, /) -> None: ...
+    def rms_norm(self, x: _F32, gain: _F32, eps: float, out: _F32, add: _F32 | None, /) -> None: ...
+    def layer_norm(
+        self, x: _F32, gain: _F32, bias: _F32 | None, eps: float, out: _F32, add: _F32 | None, /
+    ) -> None: ...
+    def gated(self, gate_up: _F32, gate: int, limit: float, out: _F32, /) -> None: ...
+    def activate(self, x: _F32, kind: int, limit: float, out: _F32, /) -> None: ...
     def rope_append(
         self,
         qkv: _F32,
@@ -370,6 +382,9 @@ class Program:
         v_pages: _I8,
         v_scales: _F16,
         turn: int,
+        v_gain: _F32 | None,
+        norm_last: bool,
+        q_scale: _F32 | None,
         /,
     ) -> None: ...
     def paged_attention(
@@ -381,6 +396,9 @@ class Program:
         v_scales: _F16,
         softmax_scale: float,
         out: _F32,
+        window: int,
+        cap: float,
+        sinks: _F32 | None,
         /,
     ) -> None: ...
     def wait(self, reading: Reading, checksums: npt.NDArray[np.uint32], /) -> int: ...

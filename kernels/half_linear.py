@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from kernels import _native
 from kernels._native import ThreadPool
+from kernels.activation import Activation, numbers
 from kernels.types import F16, F32
 
 
@@ -23,13 +24,14 @@ def half_linear(
     add: F32 | None = None,
     gain: F32 | None = None,
     eps: float = 0.0,
+    gate: Activation | None = None,
     swiglu: bool = False,
     out: F32 | None = None,
 ) -> F32:
     """x[M, K] @ weight[K, N] (+ bias[N]) (+ add[M, N]) -> [M, N].
 
-    With `gain` f32[K] x is `rms_norm(x, gain, eps)` first. With `swiglu`, which excludes `add`, the result is `swiglu(y)`
-    [M, N/2]. `out` may be `x` or `add`. Raises ValueError that names a wrong argument, and for an activation that is not
-    finite; `out` is then left as it was.
+    With `gain` f32[K] x is `rms_norm(x, gain, eps)` first. With a `gate`, which excludes `add`, the result is `gated(y, gate)`
+    [M, N/2]; `swiglu` is the gate SILU. `out` may be `x` or `add`. Raises ValueError that names a wrong argument, and for an
+    activation that is not finite; `out` is then left as it was.
     """
-    return _native.half_linear(x, weight, pool, bias, add, gain, eps, swiglu, out)
+    return _native.half_linear(x, weight, pool, bias, add, gain, eps, *numbers(gate, swiglu), out)

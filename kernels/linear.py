@@ -2,8 +2,8 @@
 
     y = product_scale * (q @ W.T) (+ bias) + x[:, hot] @ hot_weight + product_scale * (residual @ W.T) (+ add)
 
-with x normed and turned before, and SwiGLU applied after, where asked for.  Or every row has a scale of its own, its largest
-magnitude / 127, and there is nothing to keep apart:
+with x normed and turned before, and a gate (`kernels.activation`) applied after, where asked for.  Or every row has a scale of
+its own, its largest magnitude / 127, and there is nothing to keep apart:
 
     y = (product_scale * (q @ W.T)) * row_scale (+ bias) (+ add)
 
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from kernels import _native
 from kernels._native import Int8Linear, ThreadPool
+from kernels.activation import Activation, numbers
 from kernels.types import F16, F32, I8, I32, Residual, Rounding
 
 __all__ = [
@@ -137,15 +138,17 @@ def linear(
     shadow: bool = True,
     gain: F32 | None = None,
     eps: float = 0.0,
+    gate: Activation | None = None,
     swiglu: bool = False,
     out: F32 | None = None,
 ) -> F32:
     """x[M, K] -> y[M, N]: quantize -> linear_int8 -> merge with hot_product and `add` f32[M, N], in one pass over y.
 
     Without `shadow` the hot columns and the residual are left out. With `gain` f32[K] x is `rms_norm(x, gain, eps)` first.
-    With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself, and share memory
-    with `x` where the weight has one part. When an activation is not finite, `out` is left as it was.
+    With a `gate`, which excludes `add`, the result is `gated(y, gate)` [M, N/2]; `swiglu` is the gate SILU. `out` may be `add`
+    itself, and share memory with `x` where the weight has one part. When an activation is not finite, `out` is left as it was.
     """
-    if swiglu and add is None and not weight.swiglu_in_one_pass:
-        return _native.swiglu(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
-    return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
+    kind, limit = numbers(gate, swiglu)
+    if kind and add is None and not weight.swiglu_in_one_pass:
+        return _native.gated(_native.linear(x, weight, pool, add, shadow, None, gain, eps, 0, 0.0), kind, limit, pool, out)
+    return _native.linear(x, weight, pool, add, shadow, out, gain, eps, kind, limit)

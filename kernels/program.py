@@ -19,6 +19,7 @@ import numpy as np
 
 from kernels import _native
 from kernels._native import Int8Linear, Reading, ThreadPool
+from kernels.activation import SILU, Activation, numbers
 from kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
 
 
@@ -48,15 +49,17 @@ class Program:
         shadow: bool = True,
         gain: F32 | None = None,
         eps: float = 0.0,
+        gate: Activation | None = None,
         swiglu: bool = False,
     ) -> None:
         """`kernels.linear.linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
-        if out is not None and swiglu and add is None and not weight.swiglu_in_one_pass:
+        kind, limit = numbers(gate, swiglu)
+        if out is not None and kind and add is None and not weight.swiglu_in_one_pass:
             y = np.empty((len(x), weight.rows), np.float32)
-            self._native.linear(x, weight, add, shadow, gain, eps, False, y)
-            self._native.swiglu(y, out)
+            self._native.linear(x, weight, add, shadow, gain, eps, 0, 0.0, y)
+            self._native.gated(y, kind, limit, out)
         else:
-            self._native.linear(x, weight, add, shadow, gain, eps, swiglu, out)
+            self._native.linear(x, weight, add, shadow, gain, eps, kind, limit, out)
 
     def half_linear(
         self,
@@ -68,18 +71,31 @@ class Program:
         add: F32 | None = None,
         gain: F32 | None = None,
         eps: float = 0.0,
+        gate: Activation | None = None,
         swiglu: bool = False,
     ) -> None:
         """`kernels.half_linear.half_linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
-        self._native.half_linear(x, weight, bias, add, gain, eps, swiglu, out)
+        self._native.half_linear(x, weight, bias, add, gain, eps, *numbers(gate, swiglu), out)
 
-    def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32) -> None:
+    def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32, add: F32 | None = None) -> None:
         """`kernels.pointwise.rms_norm`."""
-        self._native.rms_norm(x, gain, eps, out)
+        self._native.rms_norm(x, gain, eps, out, add)
+
+    def layer_norm(self, x: F32, gain: F32, bias: F32 | None, eps: float, *, out: F32, add: F32 | None = None) -> None:
+        """`kernels.pointwise.layer_norm`."""
+        self._native.layer_norm(x, gain, bias, eps, out, add)
+
+    def gated(self, gate_up: F32, gate: Activation, *, out: F32) -> None:
+        """`kernels.pointwise.gated`."""
+        self._native.gated(gate_up, *numbers(gate), out)
 
     def swiglu(self, gate_up: F32, *, out: F32) -> None:
         """`kernels.pointwise.swiglu`."""
-        self._native.swiglu(gate_up, out)
+        self.gated(gate_up, SILU, out=out)
+
+    def activate(self, x: F32, kind: Activation, *, out: F32) -> None:
+        """`kernels.pointwise.activate`."""
+        self._native.activate(x, *numbers(kind), out)
 
     def rope_append(
         self,
@@ -99,18 +115,32 @@ class Program:
         v_scales: F16,
         *,
         turn: int = 0,
+        v_gain: F32 | None = None,
+        norm_last: bool = False,
+        q_scale: F32 | None = None,
     ) -> None:
         """`kernels.attention.rope_append`, at the positions and into the slots of `run`."""
         self._native.rope_append(
             qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages, v_scales,
-            turn,
+            turn, v_gain, norm_last, q_scale,
         )  # fmt: skip
 
     def paged_attention(
-        self, q: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, softmax_scale: float, *, out: F32
+        self,
+        q: F32,
+        k_pages: I8,
+        k_scales: F16,
+        v_pages: I8,
+        v_scales: F16,
+        softmax_scale: float,
+        *,
+        out: F32,
+        window: int = 0,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> None:
         """`kernels.attention.paged_attention` of the rows of `run`."""
-        self._native.paged_attention(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, out)
+        self._native.paged_attention(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, out, window, cap, sinks)
 
     def wait(self, reading: Reading, checksums: U32) -> int:
         """Wait for ``reading``, into arrays of the calls that follow; the number of this call, at which `run` may stop.

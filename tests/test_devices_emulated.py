@@ -38,6 +38,7 @@ from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Op
+from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
 from edge_llm.paths import find_bundle

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kernels
 from kernels import attention, pointwise, reference
@@ -202,6 +204,55 @@ def test_rope_append_is_the_composition(isa: str, pool: kernels.ThreadPool) -> N
     assert_same_bits(qkv.reshape(joint.shape)[:, :heads], joint[:, :heads])
     for actual, wanted in zip(pages, expected, strict=True):
         np.testing.assert_array_equal(actual, wanted)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_rope_append_of_families_equals_the_reference(pools: list[kernels.ThreadPool], data: st.DataObject) -> None:
+    """Partial rotation or none, norms behind it, normed values, factors of queries."""
+    heads, kv_heads, dim = data.draw(st.sampled_from([(6, 2, 64), (4, 4, 40), (2, 1, 96), (3, 1, 8)]))
+    m, rotated = data.draw(st.integers(0, 40)), 2 * data.draw(st.integers(0, dim // 2))
+    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+    source = generator.standard_normal((m, (heads + 2 * kv_heads) * dim)).astype(np.float32)
+    q_gain, k_gain, v_gain = (
+        generator.standard_normal(dim).astype(np.float32) if data.draw(st.booleans()) else None for _ in range(3)
+    )
+    rope, k_offset = turned(m, rotated, generator), generator.standard_normal((kv_heads, dim)).astype(np.float32)
+    how = {
+        "turn": data.draw(st.sampled_from([0, 2, 8])),
+        "v_gain": v_gain,
+        "norm_last": data.draw(st.booleans()),
+        "q_scale": generator.standard_normal(len(rope.cos)).astype(np.float32) if data.draw(st.booleans()) else None,
+    }
+    slots = generator.permutation((m // PAGE + 1) * PAGE)[:m]
+    arguments = heads, kv_heads, dim, *rope, q_gain, k_gain, 1e-6, k_offset
+    expected, expected_pages = source.copy(), stale_pages(m // PAGE + 1, kv_heads, dim)
+    reference.rope_append(expected, *arguments, *expected_pages, slots, **how)
+    pool, chosen = pools[data.draw(st.integers(0, 3))], kernels.isa()
+    try:
+        for name in kernels.isa_variants():
+            kernels.use_isa(name)
+            qkv, pages = source.copy(), stale_pages(m // PAGE + 1, kv_heads, dim)
+            attention.rope_append(qkv, *arguments, *pages, slots, pool, **how)
+            assert_same_bits(qkv, expected)
+            for actual, wanted in zip(pages, expected_pages, strict=True):
+                np.testing.assert_array_equal(actual, wanted)
+    finally:
+        kernels.use_isa(chosen)
+
+
+def test_no_rotation_and_a_part_leave_the_other_channels(isa: str, pool: kernels.ThreadPool) -> None:
+    m, heads, kv_heads, dim = 9, 3, 1, 32
+    generator = np.random.default_rng(2)
+    source = generator.standard_normal((m, (heads + 2 * kv_heads) * dim)).astype(np.float32)
+    slots, offset = np.arange(m, dtype=np.int64), np.zeros((kv_heads, dim), np.float32)
+    for rotated in (0, 8, 32):
+        qkv, rope = source.copy(), turned(m, rotated, generator)
+        pages = stale_pages(1, kv_heads, dim)
+        attention.rope_append(qkv, heads, kv_heads, dim, *rope, None, None, 1e-6, offset, *pages, slots, pool)
+        before, after = (x.reshape(m, -1, dim)[:, : heads + kv_heads] for x in (source, qkv))
+        np.testing.assert_array_equal(after[..., rotated:], before[..., rotated:])
+        assert (after[..., :rotated] != before[..., :rotated]).all()
 
 
 def test_pages_lie_in_pairs() -> None:
@@ -401,7 +452,7 @@ def test_a_query_that_is_not_finite_spoils_only_its_own_head(isa: str, pools: li
         assert_same_bits(result, expected)
 
 
-def float_attention(p: Problem, pages: Pages, rows: list[int]) -> np.ndarray:
+def float_attention(p: Problem, pages: Pages, rows: list[int], seen: Seen | None = None) -> np.ndarray:
     """float64, on the pages' own keys and values: [M, Hq, D]."""
     integers, group = by_token(pages), p.q.shape[1] // p.k.shape[1]
 
@@ -411,9 +462,15 @@ def float_attention(p: Problem, pages: Pages, rows: list[int]) -> np.ndarray:
 
     k, v = restored(integers.k, pages.k_scale), restored(integers.v, pages.v_scale)
     score = np.einsum("mhd,thd->hmt", p.q[rows].astype(np.float64), k) * softmax_scale(p)
-    score[:, np.arange(k.shape[0]) > np.array(rows)[:, None]] = -np.inf
-    weight = np.exp(score - score.max(-1, keepdims=True))
-    return np.einsum("hmt,thd->mhd", weight / weight.sum(-1, keepdims=True), v)
+    window, cap, sinks = seen or Seen()
+    if cap:
+        score = cap * np.tanh(score / cap)
+    behind = np.array(rows)[:, None] - np.arange(k.shape[0])
+    score[:, (behind < 0) | (behind >= (window or len(k)))] = -np.inf
+    weight, total = np.exp(score), np.exp(score).sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks)[:, None, None]
+    return np.einsum("hmt,thd->mhd", weight / total, v)
 
 
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 8.0])
@@ -448,6 +505,131 @@ def test_close_to_float_attention(pool: kernels.ThreadPool) -> None:
     # INT8 keys and values: steps of absmax/127 leave an error of about 0.6 % of a value's spread.
     assert np.sqrt((error**2).mean()) < 0.004 * np.sqrt((exact**2).mean()) + 0.002
     assert np.abs(error).max() < 0.05
+
+
+# ---- windows, caps, sinks -----------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What rows see, and how."""
+
+    window: int = 0
+    cap: float = 0.0
+    sinks: F32 | None = None
+
+
+def attend_seen(p: Problem, rows: list[int], seen: Seen, pool: kernels.ThreadPool | None) -> F32:
+    """`attend` through a window, or the reference without a pool."""
+    position, sequence = np.array(rows, np.int32), np.zeros(len(rows), np.int32)
+    where = p.table, sequence, position, softmax_scale(p)
+    if pool is None:
+        return reference.paged_attention(p.q[rows], *p.pages, *where, **seen._asdict())
+    return attention.paged_attention(p.q[rows], *p.pages, *where, pool, **seen._asdict())
+
+
+def some_sinks(heads: int) -> F32:
+    return np.random.default_rng(heads).normal(0, 3, heads).astype(np.float32)
+
+
+WINDOWED = [(14, 2, 64, 700), (8, 8, 16, 700), (3, 1, 40, 290), (2, 1, 512, 300)]
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_windows_caps_and_sinks_equal_the_reference(pools: list[kernels.ThreadPool], data: st.DataObject) -> None:
+    """Windows of 1 to 600 tokens, across the borders of pages and segments, for rows in any order."""
+    shape = data.draw(st.sampled_from(WINDOWED))
+    tokens = shape[3]
+    border = st.sampled_from([1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 271, 272, 273, 511, 512, 513])
+    window = data.draw(border | st.integers(1, 600))
+    rows = data.draw(st.lists(st.sampled_from(some_rows(tokens)) | st.integers(0, tokens - 1), min_size=1, max_size=12))
+    if data.draw(st.booleans()):
+        rows = list(range(min(rows), min(min(rows) + len(rows), tokens)))  # neighbours, which share tiles
+    cap = data.draw(st.sampled_from([0.0, 0.5, 50.0]))
+    seen = Seen(window, cap, some_sinks(shape[0]) if data.draw(st.booleans()) else None)
+    p, pool = problem(*shape), pools[data.draw(st.integers(0, 3))]
+    expected = attend_seen(p, rows, seen, None)
+    chosen = kernels.isa()
+    try:
+        for name in kernels.isa_variants():
+            kernels.use_isa(name)
+            assert_same_bits(attend_seen(p, rows, seen, pool), expected)
+    finally:
+        kernels.use_isa(chosen)
+
+
+@pytest.mark.parametrize("window", [1, 16, 100, 300])
+def test_a_windowed_row_alone_has_the_bits_of_a_batch(isa: str, pools: list[kernels.ThreadPool], window: int) -> None:
+    p = problem(14, 2, 64, 700)
+    rows = [*some_rows(700), *range(300, 340)]
+    seen = Seen(window, 20.0, some_sinks(14))
+    together = attend_seen(p, rows, seen, pools[3])
+    for pool in (pools[0], pools[3]):
+        assert_same_bits(np.concatenate([attend_seen(p, [row], seen, pool) for row in rows]), together)
+    assert_same_bits(attend_seen(p, rows[::-1], seen, pools[2])[::-1], together)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_chunks_equal_the_whole_through_a_window(isa: str, pool: kernels.ThreadPool, chunk: int) -> None:
+    p, seen = problem(6, 2, 32, 600), Seen(40, 0.0, some_sinks(6))
+    rows = list(range(600))
+    whole = attend_seen(p, rows, seen, pool)
+    parts = [attend_seen(p, rows[begin : begin + chunk], seen, pool) for begin in range(0, 600, chunk)]
+    assert_same_bits(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("window", [1, 30, 256, 299])
+def test_what_lies_before_a_window_never_matters(isa: str, pools: list[kernels.ThreadPool], window: int) -> None:
+    """Tokens before it may be anything, and pages before it may be gone."""
+    p, seen = problem(14, 2, 64, 700), Seen(window)
+    rows = list(range(640, 656))
+    expected = attend_seen(p, rows, seen, pools[0])
+    first = rows[0] + 1 - window
+    page, offset = p.slots[:first] // PAGE, p.slots[:first] % PAGE
+    integers, scales = by_token(p.pages.copy()), p.pages.copy()
+    integers.k[page, :, offset] = integers.v[page, :, offset] = -128
+    scales.k_scale[page, :, offset], scales.v_scale[page, :, offset] = np.inf, np.nan
+    table = p.table.copy()
+    table[0, : first // PAGE] = -1
+    spoiled = p._replace(
+        pages=scales._replace(k=reference.key_page(integers.k), v=reference.value_page(integers.v)), table=table
+    )
+    for pool in [*pools, None]:
+        assert_same_bits(attend_seen(spoiled, rows, seen, pool), expected)
+    with pytest.raises(ValueError, match="`page_table` must name pages"):
+        attend_seen(spoiled, rows, Seen(window + PAGE), pools[0])
+
+
+def test_a_wide_window_and_a_sink_far_below_change_nothing(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    p, rows = problem(14, 2, 64, 700), some_rows(700)
+    for seen in (Seen(700), Seen(2**40), Seen(0, 0.0, np.full(14, -1e9, np.float32))):
+        assert_same_bits(attend_seen(p, rows, seen, pools[3]), attend(p, rows, pools[3]))
+
+
+def test_padding_sees_nothing_of_sinks_and_windows(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    p, seen = problem(14, 2, 64, 700), Seen(20, 3.0, some_sinks(14))
+    for pool in pools:
+        result = attend_seen(p, [-1, 690, -1], seen, pool)
+        np.testing.assert_array_equal(result[[0, 2]], 0)
+        assert_same_bits(result[1:2], attend_seen(p, [690], seen, pool))
+
+
+@pytest.mark.parametrize("seen", [Seen(100), Seen(0, 2.0), Seen(0, 0.0, some_sinks(14)), Seen(257, 5.0, some_sinks(14))])
+def test_windows_caps_and_sinks_are_close_to_float64(pool: kernels.ThreadPool, seen: Seen) -> None:
+    p, rows = problem(14, 2, 64, 700), some_rows(700)
+    exact = float_attention(p, p.pages, rows, seen)
+    error = attend_seen(p, rows, seen, pool) - exact
+    assert np.abs(error).max() < 3e-3 * np.abs(exact).max()
+
+
+def test_attention_refuses_what_no_row_can_see_through(pool: kernels.ThreadPool) -> None:
+    p = problem(3, 1, 8, 40)
+    for name, seen in {
+        "window": Seen(-1), "cap": Seen(0, -1.0), "cap` must be 0": Seen(0, np.nan), "cap` must": Seen(0, np.inf),
+        "sinks": Seen(sinks=np.zeros(2, np.float32)), "sinks` must be a float32": Seen(sinks=np.zeros(3)),
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=f"`{name}"):
+            attend_seen(p, [3], seen, pool)
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------
@@ -510,6 +692,8 @@ def test_rope_append_refuses_what_is_out_of_range(pool: kernels.ThreadPool) -> N
         "qkv": np.ones((2, 24), np.float32),
         "sin": np.ones((3, 4), np.float32),
         "q_gain": np.ones(7, np.float32),
+        "v_gain": np.ones(7, np.float32),
+        "q_scale": np.ones(5, np.float32),
         "k_gain": np.ones(16, np.float32),
         "k_offset": np.ones((2, 8), np.float32),
         "slots": np.arange(3, dtype=np.int64),

@@ -7,6 +7,7 @@ import pytest
 
 import kernels
 from kernels import linear, pointwise, reference
+from kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, clamped_silu
 from kernels.half_linear import half_linear
 from kernels.program import Program
 
@@ -32,6 +33,7 @@ class Problem:
         ways: list[dict[str, Any]] = [{}, {"bias": self.bias, **norm}, {"bias": self.bias, "add": self.add[:rows]}]
         if self.weight.shape[1] % 2 == 0:
             ways += [{"swiglu": True}, {"swiglu": True, "bias": self.bias, **norm}]
+            ways += [{"gate": gate, "bias": self.bias} for gate in (GELU_TANH, GELU_ERF, RELU, RELU_SQUARED, clamped_silu(2))]
         return ways
 
 
@@ -109,8 +111,8 @@ def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
     for name, wrong in {
         "x": {"x": problem.x[:, :3].copy()}, "weight": {"weight": problem.weight.astype(np.float32)},
         "bias": {"bias": problem.bias[1:]}, "gain": {"gain": problem.bias}, "add": {"add": problem.add[1:]},
-        "out": {"out": problem.add, "swiglu": True}, "swiglu` takes no `add": {"add": problem.add, "swiglu": True},
-        "swiglu` takes an even number": {"weight": problem.weight[:, 1:].copy(), "swiglu": True},
+        "out": {"out": problem.add, "swiglu": True}, "gate` takes no `add": {"add": problem.add, "swiglu": True},
+        "gate` takes an even number": {"weight": problem.weight[:, 1:].copy(), "swiglu": True},
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=f"`{name}"):
             half_linear(**right | wrong)
@@ -123,7 +125,7 @@ def test_a_program_gives_the_bits_of_its_calls(isa: str, pools: list[kernels.Thr
     theirs, ours = Program(), reference.Program()
     outs: list[list[np.ndarray]] = [[], []]
     for way in problem.ways(20):
-        width = n // 2 if way.get("swiglu") else n
+        width = n // 2 if {"swiglu", "gate"} & way.keys() else n
         for program, made in zip((theirs, ours), outs, strict=True):
             made.append(np.zeros((20, width), np.float32))
             program.half_linear(problem.x, problem.weight, out=made[-1], **way)

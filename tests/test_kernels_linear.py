@@ -8,6 +8,7 @@ import pytest
 
 import kernels
 from kernels import layout, linear, reference
+from kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, Activation, clamped_silu
 
 NO_HOT = np.zeros(0, np.int32)
 
@@ -416,9 +417,21 @@ def test_swiglu_of_the_halves(isa: str, pools: list[kernels.ThreadPool], m: int,
             assert_same_bits(out, expected)
 
 
+@pytest.mark.parametrize("gate", [GELU_TANH, GELU_ERF, RELU, RELU_SQUARED, clamped_silu(1)], ids=str)
+@pytest.mark.parametrize(("m", "n", "k", "hot"), [(1, 64, 67, 1), (7, 64, 40, 0), (15, 96, 67, 1), (29, 84, 35, 2)])
+def test_gates_of_the_halves(
+    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int, gate: Activation
+) -> None:
+    data = problem(m, n, k, hot)
+    expected = reference.gated(reference.linear(data.x, *data.arguments), gate)
+    assert_same_bits(reference.linear(data.x, *data.arguments, gate=gate), expected)
+    for pool in pools:
+        assert_same_bits(multiply(data.x, *data.arguments, pool, gate=gate), expected)
+
+
 def test_wrong_options_are_refused(pools: list[kernels.ThreadPool]) -> None:
     data = problem(3, 32, 30)
-    with pytest.raises(ValueError, match="`swiglu` takes no `add`"):
+    with pytest.raises(ValueError, match="`gate` takes no `add`"):
         multiply(data.x, *data.arguments, pools[0], add=data.add, swiglu=True)
     with pytest.raises(ValueError, match="`gain`"):
         multiply(data.x, *data.arguments, pools[0], gain=data.bias[:29])

@@ -1,12 +1,25 @@
-"""Norms, rotary embedding and SwiGLU: equal to the reference bit for bit, on every ISA and at any thread count."""
+"""Norms, rotary embedding, gates and activations: equal to the reference bit for bit, on every ISA and at any thread count."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kernels
 from kernels import pointwise, reference
+from kernels.activation import (
+    GELU_ERF,
+    GELU_TANH,
+    RELU,
+    RELU_SQUARED,
+    SILU,
+    Activation,
+    clamped_silu,
+    soft_cap,
+)
 
 F32 = reference.F32
 
@@ -117,6 +130,46 @@ def heads_of(joint: F32, first: int, heads: int, dim: int) -> F32:
     return joint.reshape(joint.shape[0], joint.shape[1] // dim, dim)[:, first : first + heads]
 
 
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("kind", ["rms", "layer", "layer and bias"])
+@pytest.mark.parametrize(("m", "k"), [(0, 64), (1, 1), (1, 896), (3, 17), (5, 31), (130, 200)])
+def test_norms_of_rows_equal_the_reference(
+    isa: str, pools: list[kernels.ThreadPool], m: int, k: int, kind: str, added: bool
+) -> None:
+    """To a new array, to columns of a wider one, and in place, of the rows and of what is added."""
+    wide, gain, bias = normal(m, k + 9, scale=3) + np.float32(1), normal(k), normal(1, k)[0] if "bias" in kind else None
+    x, add = wide[:, 4 : 4 + k], normal(m, k + 1)[:, 1:] if added else None
+
+    def norm(of: Any, x: F32, add: F32 | None, **where: Any) -> F32:
+        arguments = (x, gain, 1e-5) if kind == "rms" else (x, gain, bias, 1e-5)
+        return (of.rms_norm if kind == "rms" else of.layer_norm)(*arguments, add=add, **where)
+
+    expected = norm(reference, x, add)
+    for pool in pools:
+        assert_same_bits(norm(pointwise, x, add, pool=pool), expected)
+        within = wide.copy()
+        columns = within[:, 4 : 4 + k]
+        assert norm(pointwise, columns, add, pool=pool, out=columns) is columns
+        assert_same_bits(columns, expected)
+        np.testing.assert_array_equal(np.delete(within, np.s_[4 : 4 + k], 1), np.delete(wide, np.s_[4 : 4 + k], 1))
+        if add is not None:
+            onto = add.copy()
+            assert_same_bits(norm(pointwise, x, onto, pool=pool, out=onto), expected)
+
+
+@pytest.mark.parametrize("width", [5, 64, 100])
+def test_layer_norm_of_hard_rows(isa: str, pools: list[kernels.ThreadPool], width: int) -> None:
+    x, gain, bias = hard_rows(width), normal(width), normal(1, width)[0]
+    assert_same_bits(pointwise.layer_norm(x, gain, bias, 1e-5, pools[0]), reference.layer_norm(x, gain, bias, 1e-5))
+
+
+def test_layer_norm_is_close_to_float64(pools: list[kernels.ThreadPool]) -> None:
+    x, gain, bias = normal(20, 896, scale=3) + np.float32(5), normal(896), normal(1, 896)[0]
+    wide = x.astype(np.float64)
+    exact = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-6) * gain + bias
+    np.testing.assert_allclose(pointwise.layer_norm(x, gain, bias, 1e-6, pools[0]), exact, rtol=1e-5, atol=2e-6)
+
+
 # ---- rope ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +235,81 @@ def test_swiglu_is_close_to_float64(pools: list[kernels.ThreadPool]) -> None:
     np.testing.assert_allclose(out, gate / (1 + np.exp(-gate)) * up, rtol=1e-6, atol=1e-30)
 
 
+# ---- gates and activations ----------------------------------------------------------------------------------------
+
+GATES = [SILU, GELU_TANH, GELU_ERF, RELU, RELU_SQUARED, clamped_silu(7.0), clamped_silu(0.25)]
+PLAIN = [SILU, GELU_TANH, GELU_ERF, RELU, RELU_SQUARED, soft_cap(30.0), soft_cap(0.5)]
+
+
+def exact_activation(kind: Activation, g: np.ndarray) -> np.ndarray:
+    """In float64."""
+    erf = np.vectorize(math.erf)
+    return {
+        "silu": lambda: g / (1 + np.exp(-g)),
+        "gelu_tanh": lambda: 0.5 * g * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))),
+        "gelu_erf": lambda: 0.5 * g * (1 + erf(g / math.sqrt(2))),
+        "relu": lambda: np.maximum(g, 0),
+        "relu_squared": lambda: np.maximum(g, 0) ** 2,
+        "soft_cap": lambda: kind.limit * np.tanh(g / kind.limit),
+    }[kind.name]()
+
+
+def numbers_of_all_sizes() -> F32:
+    return np.concatenate([np.linspace(-20, 20, 4001), normal(500, scale=1e-4), normal(500, scale=1e4)]).astype(np.float32)
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+@pytest.mark.parametrize(("m", "width"), [(0, 5), (1, 1), (1, 4864), (7, 33), (200, 50)])
+def test_gates_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, width: int, gate: Activation) -> None:
+    gate_up = normal(m, 2 * width, scale=4)
+    expected = reference.gated(gate_up, gate)
+    for pool in pools:
+        assert_same_bits(pointwise.gated(gate_up, gate, pool), expected)
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=str)
+def test_activations_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], kind: Activation) -> None:
+    for x in (hard_rows(64), hard_rows(33), normal(150, 70, scale=4), np.linspace(-90, 90, 20_001, dtype=np.float32)[None]):
+        expected = reference.activate(x, kind)
+        for pool in pools:
+            assert_same_bits(pointwise.activate(x, kind, pool), expected)
+            within = x.copy()
+            assert pointwise.activate(within, kind, pool, out=within) is within
+            assert_same_bits(within, expected)
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+def test_gates_of_hard_rows(isa: str, pools: list[kernels.ThreadPool], gate: Activation) -> None:
+    gate_up = hard_rows(64)
+    assert_same_bits(pointwise.gated(gate_up, gate, pools[0]), reference.gated(gate_up, gate))
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=str)
+def test_activations_are_close_to_float64(pools: list[kernels.ThreadPool], kind: Activation) -> None:
+    x = numbers_of_all_sizes()
+    exact = exact_activation(kind, x.astype(np.float64))
+    np.testing.assert_allclose(pointwise.activate(x[None], kind, pools[0])[0], exact, rtol=1e-6, atol=3e-7 * max(1, kind.limit))
+
+
+def test_a_clamped_gate_is_close_to_float64(pools: list[kernels.ThreadPool]) -> None:
+    gate, up = numbers_of_all_sizes(), numbers_of_all_sizes()[::-1]
+    g, u = np.minimum(gate.astype(np.float64), 7), np.clip(up.astype(np.float64), -7, 7)
+    with np.errstate(over="ignore"):
+        exact = (u + 1) * g / (1 + np.exp(-1.702 * g))
+    found = pointwise.gated(np.concatenate([gate, up])[None], clamped_silu(7), pools[0])[0]
+    np.testing.assert_allclose(found, exact, rtol=2e-6, atol=1e-6)
+
+
+def test_activations_that_there_are_not_are_refused(pools: list[kernels.ThreadPool]) -> None:
+    for arguments in [("mish",), ("relu", 2.0), ("soft_cap",), ("clamped_silu", -1.0), ("soft_cap", math.nan)]:
+        with pytest.raises(ValueError, match="activation|limit"):
+            Activation(*arguments)
+    with pytest.raises(ValueError, match="no gate"):
+        pointwise.gated(normal(2, 8), soft_cap(3.0), pools[0])
+    with pytest.raises(ValueError, match="up half"):
+        pointwise.activate(normal(2, 8), clamped_silu(3.0), pools[0])
+
+
 # ---- refusals -----------------------------------------------------------------------------------------------------
 
 
@@ -201,5 +329,9 @@ def test_refusals_name_the_argument(pools: list[kernels.ThreadPool]) -> None:
         pointwise.head_norm(read_only, normal(8), 1e-6, pool)
     with pytest.raises(ValueError, match="even"):
         pointwise.swiglu(normal(2, 7), pool)
-    with pytest.raises(ValueError, match="even"):
-        pointwise.rope(normal(2, 1, 7), np.zeros(2, np.int32), normal(4, 3), normal(4, 3), pool)
+    with pytest.raises(ValueError, match="`cos` must have at most half"):
+        pointwise.rope(normal(2, 1, 7), np.zeros(2, np.int32), normal(4, 4), normal(4, 4), pool)
+    with pytest.raises(ValueError, match="`add`"):
+        pointwise.rms_norm(x, normal(16), 1e-6, pool, add=normal(4, 15))
+    with pytest.raises(ValueError, match="`bias`"):
+        pointwise.layer_norm(x, normal(16), normal(15), 1e-6, pool)

@@ -10,6 +10,7 @@ import pytest
 
 import kernels
 from kernels import layout, linear, reference
+from kernels.activation import GELU_TANH, RELU_SQUARED, clamped_silu
 from kernels.checksum import crc32c
 from kernels.program import Program
 from kernels.range_reader import RangeReader
@@ -54,6 +55,7 @@ class Layer:
     pages: tuple[np.ndarray, ...]
     weights: dict
     gains: dict
+    met: np.ndarray | None = None
 
     def fill(self, program, weight):
         """Add all calls to ``program``, with weights as ``weight`` makes them; the last writes to the output of a run."""
@@ -132,6 +134,65 @@ def test_a_program_gives_the_bits_of_the_reference(isa, pools, seed):
             walked.run(*rows, expected)
             for mine, other in zip((*ours.arrays, logits), (*theirs.arrays, expected), strict=True):
                 np.testing.assert_array_equal(mine[:].view(np.uint8), other[:].view(np.uint8))
+
+
+def fill_as_families_do(layer, program, weight):
+    """Norms behind a sublayer, norms of all queries, gates, windows, caps, sinks: what `Layer.fill` does not take."""
+    gains, norm = layer.gains, layer.gains["norm"]
+    cos, sin = (np.ascontiguousarray(gains[name][:, : DIM // 4]) for name in ("cos", "sin"))
+    program.layer_norm(layer.hidden, norm, norm, EPS, out=layer.normed)
+    program.linear(layer.normed, weight("qkv", HIDDEN), out=layer.qkv)
+    queries = layer.qkv[:, : HEADS * DIM]
+    program.rms_norm(queries, gains["queries"], EPS, out=queries)
+    program.rope_append(
+        layer.qkv, HEADS, KV_HEADS, DIM, cos, sin, gains["q"], gains["q"], EPS, gains["offset"], *layer.pages,
+        v_gain=gains["q"], norm_last=True, q_scale=gains["factor"],
+    )  # fmt: skip
+    how = {"window": 5, "cap": 4.0, "sinks": gains["sinks"]}
+    attended = layer.attended.reshape(-1, HEADS, DIM)
+    program.paged_attention(queries.reshape(-1, HEADS, DIM), *layer.pages, DIM**-0.5, out=attended, **how)
+    program.linear(layer.attended, weight("o", HEADS * DIM), out=layer.normed)
+    program.rms_norm(layer.normed, norm, EPS, out=layer.hidden, add=layer.hidden)
+    program.linear(layer.hidden, weight("gate_up", HIDDEN), gain=norm, gate=GELU_TANH, out=layer.gate_up)
+    program.activate(layer.gate_up, RELU_SQUARED, out=layer.gate_up)
+    program.linear(layer.gate_up, weight("down", layer.gate_up.shape[1]), out=layer.normed)
+    program.gated(layer.qkv, clamped_silu(2.0), out=layer.met)
+    program.layer_norm(layer.normed, norm, None, EPS, out=layer.hidden, add=layer.hidden)
+    program.linear(layer.hidden, weight("table", HIDDEN), out=None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_program_of_what_families_need_gives_the_bits_of_the_reference(isa, pools, seed):
+    theirs, random = layer_of(seed), np.random.default_rng([seed, 3])
+    more = {"queries": HEADS * DIM, "factor": POSITIONS, "sinks": HEADS}
+    theirs.gains |= {name: random.standard_normal(size).astype(np.float32) for name, size in more.items()}
+    theirs.met = np.zeros((MOST, theirs.qkv.shape[1] // 2), np.float32)
+    ours = copy.deepcopy(theirs)
+    program, walked = Program(), reference.Program()
+    fill_as_families_do(ours, program, lambda name, k: native(ours.weights[name], k))
+    fill_as_families_do(theirs, walked, lambda name, k: theirs.weights[name])
+    for count in (1, 3, MOST, 1):
+        rows = rows_of(random, count)
+        logits, expected = logits_of(count), logits_of(count)
+        program.run(*rows, pools[seed], logits)
+        walked.run(*rows, expected)
+        for mine, other in zip((*ours.arrays, ours.met, logits), (*theirs.arrays, theirs.met, expected), strict=True):
+            np.testing.assert_array_equal(mine[:].view(np.uint8), other[:].view(np.uint8))
+
+
+def test_pages_before_the_widest_window_of_a_program_may_be_gone(pools):
+    random, layer = np.random.default_rng(0), layer_of(0)
+    q, out = layer.qkv[:, : HEADS * DIM].reshape(-1, HEADS, DIM), layer.attended.reshape(-1, HEADS, DIM)
+    layer.qkv[:] = random.standard_normal(layer.qkv.shape)
+    table = np.array([[-1, 3, 5, 2]], np.int32)
+    rows = np.zeros(1, np.int64), np.array([40], np.int32), np.array([-1]), np.zeros(1, np.int32)
+    windowed = Program()
+    for window in (4, 25):
+        windowed.paged_attention(q, *layer.pages, 1.0, out=out, window=window)
+    windowed.run(*rows, table, pools[0])
+    windowed.paged_attention(q, *layer.pages, 1.0, out=out)
+    with pytest.raises(ValueError, match="`page_table`"):
+        windowed.run(*rows, table, pools[0])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,6 +8,7 @@ import pytest
 
 import kernels
 from kernels import layout, linear, reference, w4
+from kernels.activation import GELU_TANH
 from kernels.reference import w4 as definition
 from kernels.types import I8, U8
 
@@ -72,7 +73,7 @@ def assert_codes_give_the_bits_of_tiles(
         x[generator.random((m, k)) < 0.02] *= 40
         add = generator.standard_normal((m, n)).astype(np.float32)
         for pool in pools:
-            for how in ({"add": add}, {"shadow": False}, {"swiglu": n % 2 == 0}):
+            for how in ({"add": add}, {"shadow": False}, {"swiglu": n % 2 == 0}, {"gate": GELU_TANH if n % 2 == 0 else None}):
                 expected = linear.linear(x, of_tiles, pool, **how)
                 for weight in (of_codes, in_parts):
                     found = linear.linear(x, weight, pool, **how)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from edge_llm.config import LlamaConfig, ModelConfig
+from edge_llm.config import LlamaConfig, ModelConfig, RopeScaling
 from edge_llm.errors import UsageError
 from edge_llm.models import describe
 from edge_llm.models.llama_like import llama_decoder
+from edge_llm.operations.attention import Rope
 from edge_llm.operations.glu import GLU
+from edge_llm.operations.rope_kinds import Llama3
 
 
 def llama_shape(config: ModelConfig) -> LlamaConfig:
@@ -30,7 +32,7 @@ def llama_shape(config: ModelConfig) -> LlamaConfig:
         head_dim=attention.head_dim,
         norm_eps=decoder.norm.eps,
         rope_theta=attention.rope.theta,
-        rope_scaling=attention.rope.scaling,
+        rope_scaling=_scaling(attention.rope),
         qkv_bias=layer.projection.bias,
         output_bias="o" in by_name and by_name["o"].bias,
         mlp_bias="down" in by_name and by_name["down"].bias,
@@ -39,3 +41,10 @@ def llama_shape(config: ModelConfig) -> LlamaConfig:
     if llama_decoder(found).layers != decoder.layers:
         raise UsageError(f"no other engine's file is made here of layers like those of `{config.family}`", param="peer")
     return found
+
+
+def _scaling(rope: Rope) -> RopeScaling | None:
+    kind = rope.scaling
+    if not isinstance(kind, Llama3):
+        return None
+    return RopeScaling(kind.stretch, kind.low_frequency_factor, kind.high_frequency_factor, kind.original_context)

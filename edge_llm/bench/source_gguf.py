@@ -26,6 +26,7 @@ from edge_llm.bench.synthetic_gguf import (
 from edge_llm.config import LlamaConfig
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.gguf_names import LAYER, WHOLE
+from edge_llm.models.llama_like import llama_rope
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import WeightSource
 from edge_llm.operations.attention import Rope
@@ -142,7 +143,7 @@ def _row_order(config: LlamaConfig) -> Callable[[str, np.ndarray], np.ndarray]:
 
 def _rope_factors(config: LlamaConfig) -> np.ndarray:
     """What llama.cpp divides the frequencies of the rotary embedding by, float32 [head_dim / 2]."""
-    plain, scaled = (Rope(config.head_dim, config.rope_theta, scaling) for scaling in (None, config.rope_scaling))
+    plain, scaled = Rope(config.head_dim, config.rope_theta), llama_rope(config)
     return (frequencies(plain) / frequencies(scaled)).astype(np.float32)
 
 

@@ -33,6 +33,7 @@ from edge_llm.operations.layer import Layer
 MAX_LAYERS = 4096
 MOST = 2**31 - 1
 """Of any whole number."""
+_OPTIONAL = {"cap"}
 _KEYS = {"embedding", "kinds", "pattern", "prefixes", "norm", "output", "tied"}
 _KIND = "kind"
 
@@ -49,7 +50,7 @@ def encode_description(decoder: Decoder) -> dict[str, Any]:
         "norm": _encoded(decoder.norm),
         "output": _encoded(decoder.output),
         "tied": decoder.tied,
-    }
+    } | ({"cap": decoder.cap} if decoder.cap else {})
 
 
 def _prefixes(decoder: Decoder) -> str:
@@ -65,8 +66,8 @@ def _encoded(value: Any) -> Any:
         return [_encoded(one) for one in value]
     if not dataclasses.is_dataclass(value):
         return value
-    kind: dict[str, Any] = {_KIND: value.KIND} if isinstance(value, Operation) else {}
-    left_out = value.CHOSEN if isinstance(value, Operation) else ()
+    kind: dict[str, Any] = {_KIND: value.KIND} if hasattr(value, "KIND") else {}
+    left_out = getattr(value, "CHOSEN", ())
     fields = [field for field in dataclasses.fields(value) if field.name not in left_out]
     said = {field.name: getattr(value, field.name) for field in fields}
     return kind | {field.name: _encoded(said[field.name]) for field in fields if said[field.name] != field.default}
@@ -98,10 +99,10 @@ def model_record(config: ModelConfig) -> dict[str, Any]:
 
 def decode_decoder(raw: Mapping[str, Any], most_layers: int = MAX_LAYERS) -> Decoder:
     """The decoder of which ``raw`` is the `encode_description`."""
-    if set(raw) - _KEYS:
-        raise _newer(f"says `{shown(min(set(raw) - _KEYS))}` of its layers")
+    if unknown := set(raw) - _KEYS - _OPTIONAL:
+        raise _newer(f"says `{shown(min(unknown))}` of its layers")
     kinds_, pattern, prefixes = raw.get("kinds"), raw.get("pattern"), raw.get("prefixes")
-    if set(raw) != _KEYS or not isinstance(kinds_, dict) or not isinstance(pattern, list) or type(prefixes) is not str:
+    if _KEYS - set(raw) or not isinstance(kinds_, dict) or not isinstance(pattern, list) or type(prefixes) is not str:
         raise CorruptBundle("`description` in the manifest is malformed")
     if not 1 <= len(pattern) <= min(MAX_LAYERS, most_layers) or prefixes.count("{}") != 1 or len(prefixes) > 200:
         raise CorruptBundle("`description` in the manifest has no layers, too many, or no names for them")
@@ -115,6 +116,7 @@ def decode_decoder(raw: Mapping[str, Any], most_layers: int = MAX_LAYERS) -> Dec
             norm=_operation(raw["norm"], "norm"),
             output=_operation(raw["output"], "output"),
             tied=_plain(bool, raw["tied"], "tied"),
+            cap=_plain(float, raw.get("cap", 0.0), "cap"),
         )
     except ValueError as error:
         raise CorruptBundle(f"`description` in the manifest: {error}") from None
@@ -128,11 +130,16 @@ def _operations(raw: object, where: str) -> tuple[Operation, ...]:
 
 
 def _operation(raw: object, where: str) -> Any:
+    return _of_kinds(kinds(), raw, where)
+
+
+def _of_kinds(known: Mapping[str, type], raw: object, where: str) -> Any:
+    """The dataclass of the kind that a record names, one of those ``known``."""
     if not isinstance(raw, dict) or type(raw.get(_KIND)) is not str:
-        raise CorruptBundle(f"`{where}` in the manifest is not an operation")
-    kind = kinds().get(raw[_KIND])
+        raise CorruptBundle(f"`{where}` in the manifest names no kind")
+    kind = known.get(raw[_KIND])
     if kind is None:
-        raise _newer(f"has the operation `{shown(raw[_KIND])}`")
+        raise _newer(f"has the kind `{shown(raw[_KIND])}` in `{where}`")
     return _decoded(kind, {key: value for key, value in raw.items() if key != _KIND}, where)
 
 
@@ -157,8 +164,10 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _value(hint: Any, raw: object, where: str) -> Any:
     if isinstance(hint, types.UnionType):
-        (inner,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
-        return None if raw is None else _value(inner, raw, where)
+        inner = [one for one in typing.get_args(hint) if one is not types.NoneType]
+        if raw is None and types.NoneType in typing.get_args(hint):
+            return None
+        return _value(inner[0], raw, where) if len(inner) == 1 else _of_kinds({one.KIND: one for one in inner}, raw, where)
     if typing.get_origin(hint) is tuple:
         if not isinstance(raw, list):
             raise CorruptBundle(f"`{where}` in the manifest is not a list")

@@ -17,11 +17,14 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
-_SHARED = {"layer", "llama_like", "weights", "reference", "rope", "rope_kinds"}
+_SHARED = {"blocks", "fields", "layer", "llama_like", "weights", "reference", "rope"}
 
 
 class Family(Protocol):
-    """What a family file has."""
+    """What a family file has.
+
+    It may have an ``ARCHITECTURE`` too, where that of its config.json is not the model type and ForCausalLM.
+    """
 
     def config(self, raw: dict[str, Any]) -> ModelConfig:
         """The shapes and constants in a Hugging Face config.json."""
@@ -72,19 +75,19 @@ def load_config(raw: dict[str, Any]) -> ModelConfig:
     family = raw.get("model_type")
     if not isinstance(family, str):
         raise InvalidModel("config.json has no `model_type`; give the folder of a Hugging Face model")
-    expected = family.replace("_", "") + "forcausallm"
-    architectures = raw.get("architectures") or [expected]
+    architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise InvalidModel(f"config.json: architectures must be a list of names, not `{shown(architectures)}`")
-    if family not in families() or expected not in (a.lower() for a in architectures):
-        named = family if family not in families() else architectures[0]
-        raise UnsupportedModel(f"the architecture `{shown(named)}` does not run here; these do: {_runnable()}")
+    page, causal = _family(family), f"{family.removesuffix('_text').replace('_', '')}forcausallm"
+    known = getattr(page, "ARCHITECTURE", causal).lower()
+    if architectures and known not in (a.lower().replace("_", "") for a in architectures):
+        raise UnsupportedModel(f"the architecture `{shown(architectures[0])}` does not run here; these do: {_runnable()}")
     if raw.get("quantization_config"):
         raise UnsupportedModel(
             "config.json has a `quantization_config`: the weights are quantized already; "
             "give the original model with F32, F16 or BF16 weights"
         )
-    return _family(family).config(raw)
+    return page.config(raw)
 
 
 def _runnable() -> str:

@@ -29,6 +29,8 @@ class Decoder:
     output: Linear
     """The output matrix; its source is not read when the embedding is the output matrix too."""
     tied: bool
+    cap: float = 0.0
+    """Logits l are ``cap * tanh(l / cap)``; 0: no cap."""
 
     def __post_init__(self) -> None:
         hidden = self.output.columns

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edge_llm.config import ModelConfig
-from edge_llm.models.llama_like import Fields, decoder_config, llama_decoder
+from edge_llm.models.fields import Fields
+from edge_llm.models.llama_like import decoder_config, llama_decoder
 
 
 def config(raw: dict[str, Any]) -> ModelConfig:

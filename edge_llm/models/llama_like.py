@@ -7,6 +7,8 @@ from typing import Any
 from edge_llm.config import LlamaConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.models.blocks import read_head_dim
+from edge_llm.models.fields import MAX_CONTEXT, MAX_THETA, Fields
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Gain, Operation
@@ -15,56 +17,7 @@ from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.operations.norm import Norm
-
-MAX_CONTEXT = 1 << 27
-MAX_HEAD_DIM = 256
-MAX_THETA = 1e18
-"""Models for a million tokens have about 1e11.  A theta of at least 1 keeps every angle at or below its position."""
-
-_REQUIRED = object()
-
-
-class Fields:
-    """Checked access to the values of a config.json; an absent or null key takes the default."""
-
-    def __init__(self, raw: dict[str, Any]) -> None:
-        self.raw = raw
-
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.raw.get(key)
-        if value is not None:
-            return value
-        if default is _REQUIRED:
-            raise InvalidModel(f"config.json lacks `{key}`; give the complete config.json of the model")
-        return default
-
-    def integer(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> int:
-        """A whole number in [low, high]."""
-        value = self._value(key, default)
-        if type(value) is not int or not low <= value <= high:
-            raise InvalidModel(f"config.json: {key} must be a whole number from {low} to {high}, not `{shown(value)}`")
-        return value
-
-    def number(self, key: str, low: float, high: float, default: Any = _REQUIRED) -> float:
-        """A number in [low, high]."""
-        value = self._value(key, default)
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise InvalidModel(f"config.json: {key} must be a number from {low:g} to {high:g}, not `{shown(value)}`")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
-        value = self._value(key, default)
-        if type(value) is not bool:
-            raise InvalidModel(f"config.json: {key} must be true or false, not `{shown(value)}`")
-        return value
-
-    def section(self, key: str) -> dict[str, Any]:
-        """An object; empty when absent."""
-        value = self._value(key, {})
-        if not isinstance(value, dict):
-            raise InvalidModel(f"config.json: {key} must be an object, not `{shown(value)}`")
-        return value
+from edge_llm.operations.rope_kinds import Llama3
 
 
 def decoder_config(
@@ -103,7 +56,7 @@ def decoder_config(
         num_layers=fields.integer("num_hidden_layers", 1, 1024),
         num_heads=heads,
         num_kv_heads=kv,
-        head_dim=_head_dim(fields, hidden, heads, head_dim),
+        head_dim=read_head_dim(fields, hidden, heads, head_dim),
         context=longest if window is None else min(longest, window),
         norm_eps=fields.number("rms_norm_eps", 1e-20, 1.0, norm_eps),
         rope_theta=theta,
@@ -137,19 +90,6 @@ def _check_activation(raw: dict[str, Any]) -> None:
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"config.json: the activation `{shown(activation)}` does not run here; only silu does")
-
-
-def _head_dim(fields: Fields, hidden: int, heads: int, default: int | None) -> int:
-    if default is None and fields.raw.get("head_dim") is None:
-        if hidden % heads:
-            raise InvalidModel(f"config.json: hidden_size `{hidden}` must be a multiple of num_attention_heads `{heads}`")
-        default = hidden // heads
-    value = fields.integer("head_dim", 1, 1 << 17, default)
-    if value % 8 or value > MAX_HEAD_DIM:
-        raise UnsupportedModel(
-            f"config.json: a head_dim of `{value}` does not run here; multiples of 8 up to {MAX_HEAD_DIM} do"
-        )
-    return value
 
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
@@ -228,13 +168,22 @@ def _norm(config: LlamaConfig, name: str, source: str, writes: str) -> Norm:
     return Norm(Gain(name, source, config.hidden_size), config.norm_eps, reads=HIDDEN, writes=writes)
 
 
+def llama_rope(config: LlamaConfig) -> Rope:
+    """The rotary embedding of whole heads."""
+    scaling = config.rope_scaling
+    if scaling is None:
+        return Rope(config.head_dim, config.rope_theta)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    return Rope(config.head_dim, config.rope_theta, Llama3(scaling.factor, low, high, scaling.original_context))
+
+
 def _attention(config: LlamaConfig) -> Attention:
     norms = {name: Gain(name, f"self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")}
     return Attention(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        rope=Rope(config.head_dim, config.rope_theta, config.rope_scaling),
+        rope=llama_rope(config),
         reads="qkv",
         writes="attended",
         q_norm=norms["q_norm"] if config.qk_norm else None,

@@ -101,7 +101,8 @@ class FloatModel:
         """
         states = self.states(tokens, cache if cache is not None else self.open_cache())
         logits: np.ndarray = (states[-1:] if last_only else states) @ self.output.T
-        return logits
+        cap = np.float32(self.decoder.cap)
+        return cap * np.tanh(logits / cap) if cap else logits
 
     def states(self, tokens: Sequence[int] | np.ndarray, cache: FloatCache) -> np.ndarray:
         """Normed last hidden states float32 [T, hidden] of ``tokens`` that follow what ``cache`` holds; see `forward`."""

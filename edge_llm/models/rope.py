@@ -1,4 +1,4 @@
-"""Rotary position embedding: the angles of every position, with Llama 3's stretching of slow waves.
+"""Rotary position embedding: the tables of all angles' cosines and sines.
 
 Keys are stored and models imported with these tables, so they have the same bits on every machine; NumPy's powers, cosines and
 sines have not.
@@ -6,25 +6,21 @@ sines have not.
 
 from __future__ import annotations
 
-import math
-from decimal import Context, Decimal
-
 import numpy as np
 
-from edge_llm.config import RopeScaling
 from edge_llm.operations.attention import Rope
 from edge_llm.operations.base import Tables
+from edge_llm.operations.rope_kinds import Plain, RopeKind
 from kernels.floats import cos_sin64
 
 _BLOCK = 128
 """Positions whose angles are the sum of one coarse and one fine angle."""
-_EXACT = Context(prec=40)
 
 
 def rope_tables(rope: Rope, positions: int) -> Tables:
     """The tables of ``positions`` positions; computed in float64."""
-    frequency = frequencies(rope)
-    fine_cos, fine_sin = cos_sin64(np.arange(_BLOCK)[:, None] * frequency)
+    frequency, factor = frequencies(rope), _kind(rope).factor
+    fine_cos, fine_sin = (factor * table for table in cos_sin64(np.arange(_BLOCK)[:, None] * frequency))
     coarse = cos_sin64(np.arange(0, positions, _BLOCK)[:, None] * frequency)
     cos, sin = np.empty((2, positions, len(frequency)), np.float32)
     for block, (c, s) in enumerate(zip(*coarse, strict=True)):  # cos(a + b) and sin(a + b)
@@ -37,10 +33,11 @@ def rope_tables(rope: Rope, positions: int) -> Tables:
 
 def frequencies(rope: Rope) -> np.ndarray:
     """Radians per position of every wave, float64 [dim / 2]."""
-    theta, dim = Decimal(rope.theta), Decimal(rope.dim)
-    powers = [_EXACT.power(theta, _EXACT.divide(Decimal(-channel), dim)) for channel in range(0, rope.dim, 2)]
-    frequency = np.array(powers, np.float64)
-    return frequency if rope.scaling is None else _llama3_frequencies(frequency, rope.scaling)
+    return _kind(rope).frequencies(rope.theta, rope.dim)
+
+
+def _kind(rope: Rope) -> RopeKind:
+    return Plain() if rope.scaling is None else rope.scaling
 
 
 class RopeTables:
@@ -54,11 +51,3 @@ class RopeTables:
         if rope not in self._tables:
             self._tables[rope] = rope_tables(rope, self.positions)
         return self._tables[rope]
-
-
-def _llama3_frequencies(frequency: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    # slow waves are stretched by the factor, fast ones kept, those between mixed linearly
-    turns = scaling.original_context * frequency / (2 * math.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return keep * frequency + (1.0 - keep) * frequency / scaling.factor

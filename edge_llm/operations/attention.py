@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from edge_llm.config import RopeScaling
 from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate, tanh
 from edge_llm.operations.base import (
     PAGES,
@@ -27,6 +26,7 @@ from edge_llm.operations.base import (
     Place,
     Vector,
 )
+from edge_llm.operations.rope_kinds import RopeKind
 from edge_llm.operations.scores import PLAIN, FloatKV, Scores, attend, softmax
 from kernels import floats
 
@@ -45,7 +45,7 @@ class Rope:
 
     dim: int
     theta: float
-    scaling: RopeScaling | None = None
+    scaling: RopeKind | None = None
     """How its waves are stretched."""
 
 
@@ -130,6 +130,12 @@ class Attention(Operation):
     def scale(self) -> float:
         """What products of queries and keys are multiplied with."""
         return self.scores.scale or self.head_dim**-0.5
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is Llama's: whole heads are rotated, and nothing becomes of scores but the softmax."""
+        more = self.sinks or self.growth or self.norm_last or self.norms_all
+        return self.scores == PLAIN and not more and self.rope.dim == self.head_dim
 
     @property
     def read_width(self) -> int:

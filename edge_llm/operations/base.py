@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge_llm.operations.norm import Norm
     from edge_llm.operations.scores import FloatKV
     from kernels import ThreadPool
+    from kernels.activation import Activation
     from kernels.program import Program
 
 HIDDEN = "hidden"
@@ -154,6 +155,8 @@ class Op:
     of: Runnable
     norm: Norm | None = None
     """The norm that a linear (or quantize) does first."""
+    gate: Activation | None = None
+    """Of a gate that a linear does behind its product."""
 
     @property
     def linear(self) -> Linear:
@@ -367,6 +370,11 @@ class Operation(Runnable):
 
     def norm_in_readers(self, layer: Layer) -> Norm | None:
         """Itself, where it is a norm that the linears that read it do first, in their own pass."""
+        return None
+
+    @property
+    def gate(self) -> Activation | None:
+        """The activation of a gate that a linear may do behind its product."""
         return None
 
     def gate_in_writer(self, layer: Layer) -> Linear | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from kernels.activation import Activation
 
 from edge_llm.operations.arithmetic import ACTIVATIONS
 from edge_llm.operations.base import (
@@ -21,6 +20,7 @@ from edge_llm.operations.base import (
     Passes,
     Place,
 )
+from kernels.activation import Activation
 
 if TYPE_CHECKING:
     from edge_llm.operations.layer import Layer
@@ -81,7 +81,11 @@ class GLU(Operation):
 
     def add_call(self, call: HostCall) -> None:
         x, out = call.buffers[call.op.reads[0]], call.buffers[call.op.writes[0]]
-        call.native.gated(x, Activation(self.activation), out=out)
+        call.native.gated(x, self.gate, out=out)
+
+    @property
+    def gate(self) -> Activation:
+        return Activation(self.activation)
 
     def gate_in_writer(self, layer: Layer) -> Linear | None:
         """None if others need the linear's product, or what the result would overwrite."""

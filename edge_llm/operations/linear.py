@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from edge_llm.operations.layer import Layer
     from edge_llm.operations.norm import Norm
     from kernels import ThreadPool
+    from kernels.activation import Activation
     from kernels.program import Program
 
 _ROWS = 8192
@@ -52,7 +53,7 @@ class HostWeight(Protocol):
         shadow: bool = True,
         gain: np.ndarray | None = None,
         eps: float = 0.0,
-        swiglu: bool = False,
+        gate: Activation | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray: ...
 
@@ -65,7 +66,7 @@ class HostWeight(Protocol):
         shadow: bool,
         gain: np.ndarray | None,
         eps: float,
-        swiglu: bool,
+        gate: Activation | None,
         out: np.ndarray,
     ) -> bool: ...
 
@@ -177,7 +178,7 @@ class Linear(Operation):
         if gate is None:
             return Op("linear", reads, (self.writes,), self, norm)
         product = () if passes.gate_in_tiles(self) else (PRODUCT,)
-        return Op("linear_swiglu", reads, (gate.writes, *product), self, norm)
+        return Op("linear_swiglu", reads, (gate.writes, *product), self, norm, gate.gate)
 
     def cut(self, norm: Norm | None) -> Cut:
         """It for a card that multiplies, behind the ``norm`` that quantizing does first."""
@@ -205,17 +206,17 @@ class Linear(Operation):
         add = call.buffers[op.adds] if op.adds else None
         gain, eps = (call.gains[op.norm.gain.name], op.norm.eps) if op.norm else (None, 0.0)
         product = _rows_of(call.buffers[PRODUCT], len(x), self.rows) if PRODUCT in op.writes else None
-        into, gated = (out, op.kind == "linear_swiglu") if product is None else (product, False)
+        into, in_pass = (out, op.gate) if product is None else (product, None)
         shadow, pool = call.shadow, call.pool
-        if weight.add_to(call.native, x, add=add, shadow=shadow, gain=gain, eps=eps, swiglu=gated, out=into):
+        if weight.add_to(call.native, x, add=add, shadow=shadow, gain=gain, eps=eps, gate=in_pass, out=into):
             if product is not None:
-                call.native.swiglu(product, out=out)
+                assert op.gate is not None
+                call.native.gated(product, op.gate, out=out)
             return
 
         def apply(rows: int, late: np.ndarray | None) -> None:
             added, result = None if add is None else add[:rows], late if out is None else out[:rows]
-            gate = op.kind == "linear_swiglu"
-            weight.apply(x[:rows], pool, add=added, shadow=shadow, gain=gain, eps=eps, swiglu=gate, out=result)
+            weight.apply(x[:rows], pool, add=added, shadow=shadow, gain=gain, eps=eps, gate=op.gate, out=result)
 
         call.add(apply)
 

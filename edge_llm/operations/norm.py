@@ -102,9 +102,14 @@ class Norm(Operation):
         else:
             call.native.rms_norm(x, gain, self.eps, out=out, add=add)
 
+    @property
+    def fits_linears(self) -> bool:
+        """Whether linears can do it first."""
+        return not (self.adds or self.centred)
+
     def norm_in_readers(self, layer: Layer) -> Norm | None:
         """None if anything but linears reads it, if what it reads has changed by then, or if linears cannot do it."""
-        readers = () if self.adds or self.centred else layer.multipliers(self)
+        readers = layer.multipliers(self) if self.fits_linears else ()
         between = layer.between(self, readers[-1]) if readers else ()
         return self if readers and all(one.writes != self.reads for one in between) else None
 

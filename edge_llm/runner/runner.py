@@ -29,6 +29,8 @@ from edge_llm.runner.rows import chunk_lengths, pack
 from edge_llm.runner.windows import PromptWindows
 from edge_llm.runner.work import StepMeter
 from edge_llm.weights.base import Weights
+from kernels.activation import soft_cap
+from kernels.pointwise import activate
 
 if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
@@ -157,7 +159,7 @@ class Int8Runner:
             sequence.truncate(start)
             raise
         sequence.length = start + 1
-        return logits
+        return self._capped(logits)
 
     def _reserve(self, segments: Sequence[Segment[SequencePages]]) -> None:
         for segment in segments:
@@ -180,7 +182,7 @@ class Int8Runner:
                 self._prompt.add(segments, trace, sum(chunk.rows.count for chunk in chunks), timed)
                 if self._looked_at:
                     self._looked_at, self._clipped = False, self.clipped
-        return [self.model.outputs(chunk) for chunk in chunks]
+        return [self._outputs(chunk) for chunk in chunks]
 
     def _step(self, chunk: Chunk, cancel: Cancel | None) -> None:
         """A step of few rows, which needs a graph for its trace, or where reads of its weights are tasks of their own."""
@@ -192,6 +194,16 @@ class Int8Runner:
         if self.on_trace is None and self.model.step_streamed(chunk, look):
             return
         self._execute(decode_graph(chunk, self.model), cancel)
+
+    def _outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and states that are wanted of ``chunk``."""
+        logits, states = self.model.outputs(chunk)
+        return self._capped(logits), states
+
+    def _capped(self, logits: np.ndarray) -> np.ndarray:
+        """``logits`` [rows, V] within the model's cap, in place."""
+        cap = self.model.decoder.cap
+        return activate(logits, soft_cap(cap), self.pool, out=logits) if cap and len(logits) else logits
 
     def _head(self, chunks: Sequence[Chunk]) -> float:
         """What the rows of ``chunks`` are wanted for; the seconds of that."""

@@ -13,6 +13,7 @@ from edge_llm.files import shown
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment
 from kernels import ThreadPool
+from kernels.activation import Activation
 from kernels.program import Program
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class Weight(Protocol):
         shadow: bool = True,
         gain: np.ndarray | None = None,
         eps: float = 0.0,
-        swiglu: bool = False,
+        gate: Activation | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """x float32 [M, K] -> y [M, N] (+ ``add``), or SwiGLU of y [M, N / 2].
+        """x float32 [M, K] -> y [M, N] (+ ``add``), or with a ``gate`` its activation of the left half times the right one.
 
         With ``gain`` float32 [K] the rows are RMS normed first.  Without ``shadow`` outliers are dropped, to see what they
         are worth.  A row's result does not depend on the other rows, on threads or on the instruction set.  Raises ValueError
@@ -72,7 +73,7 @@ class Weight(Protocol):
         shadow: bool,
         gain: np.ndarray | None,
         eps: float,
-        swiglu: bool,
+        gate: Activation | None,
         out: np.ndarray,
     ) -> bool:
         """Add `apply` to ``program``; false for a weight that no program can multiply."""

@@ -18,6 +18,7 @@ from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool
+from kernels.activation import Activation
 from kernels.half_linear import half_linear
 from kernels.program import Program
 
@@ -52,10 +53,10 @@ class Float16Weight:
         shadow: bool = True,
         gain: np.ndarray | None = None,
         eps: float = 0.0,
-        swiglu: bool = False,
+        gate: Activation | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        return half_linear(x, self.weight, pool, bias=self.bias, add=add, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        return half_linear(x, self.weight, pool, bias=self.bias, add=add, gain=gain, eps=eps, gate=gate, out=out)
 
     def add_to(
         self,
@@ -66,10 +67,10 @@ class Float16Weight:
         shadow: bool,
         gain: np.ndarray | None,
         eps: float,
-        swiglu: bool,
+        gate: Activation | None,
         out: np.ndarray,
     ) -> bool:
-        program.half_linear(x, self.weight, bias=self.bias, add=add, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        program.half_linear(x, self.weight, bias=self.bias, add=add, gain=gain, eps=eps, gate=gate, out=out)
         return True
 
     def prepare(self, first: Float16Weight) -> None:

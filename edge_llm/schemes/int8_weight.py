@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from kernels import ThreadPool, linear
+from kernels.activation import Activation
 from kernels.pointwise import rms_norm
 from kernels.program import Program
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
@@ -162,13 +163,13 @@ class Int8Product:
         shadow: bool = True,
         gain: np.ndarray | None = None,
         eps: float = 0.0,
-        swiglu: bool = False,
+        gate: Activation | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
         merged = shadow and self.residual
         if self.input_offset:
             x, gain = self.shifted(x if gain is None else rms_norm(x, gain, eps, pool)), None
-        return linear.linear(x, self.native, pool, add=add, shadow=merged, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        return linear.linear(x, self.native, pool, add=add, shadow=merged, gain=gain, eps=eps, gate=gate, out=out)
 
     def shifted(self, x: np.ndarray) -> np.ndarray:
         """The rows that are rounded to INT8 without an offset as ``x`` is with it."""
@@ -183,13 +184,13 @@ class Int8Product:
         shadow: bool,
         gain: np.ndarray | None,
         eps: float,
-        swiglu: bool,
+        gate: Activation | None,
         out: np.ndarray,
     ) -> bool:
         if self.input_offset:  # programs have no operation for it
             return False
         merged = shadow and self.residual
-        program.linear(x, self.native, add=add, shadow=merged, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        program.linear(x, self.native, add=add, shadow=merged, gain=gain, eps=eps, gate=gate, out=out)
         return True
 
 

@@ -80,12 +80,14 @@ def on_card(layer: Layer) -> tuple[Part, ...]:
 
 def _whole_head(norm: Norm, output: Linear) -> tuple[Op, ...]:
     """The output matrix behind the last norm, in one pass."""
-    return (Op("linear", reads=(norm.reads,), writes=(output.writes,), of=output, norm=norm),)
+    if not norm.fits_linears:
+        return norm.op(), Op("linear", (norm.writes,), (output.writes,), output)
+    return (Op("linear", (norm.reads,), (output.writes,), output, norm),)
 
 
 def _head_on_card(norm: Norm, output: Linear) -> tuple[Op, ...]:
     """The same, cut as `split` cuts a linear."""
-    return output.cut(norm)
+    return output.cut(norm) if norm.fits_linears else (norm.op(), *output.cut(None))
 
 
 @dataclass(frozen=True)

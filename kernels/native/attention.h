@@ -3,9 +3,11 @@
 // A tile is a few query rows of one sequence times the query heads of one kv head. Keys are handled in segments of 256
 // tokens: scores of all tile queries, a softmax per query, then the weighted values. Both products are integer and exact:
 // a query is rounded to int16 with a scale of its own, and so are the weights of a query in a segment. |sum| of a segment
-// or a head is at most 256 * 2^15 * 2^7 = 2^30. Their order is therefore free, and only the softmax is float32.
+// is at most 256 * 2^15 * 2^7 = 2^30, of a head 512 * 32767 * 127 < 2^31. Their order is therefore free, and only the softmax is
+// float32.
 // Pages lie as the products read them, sixteen lanes of two neighbours each: a head's keys as [D/2][16 tokens][2], its
-// values as [8][D][2 tokens]. A query's arithmetic never depends on the other queries of its tile.
+// values as [8][D][2 tokens]. A query's arithmetic never depends on the other queries of its tile. Segments begin at multiples of
+// 256 tokens of a sequence; a window hides the first tokens of a row's first segment, and whole segments before it.
 #pragma once
 
 #include "pointwise.h"
@@ -115,15 +117,31 @@ EDGE_INLINE void ask_for_row(const RopeArgs& a, int64_t m) {
   for (int64_t i = 0; i < a.row_stride; i += kLanes) __builtin_prefetch(a.x + m * a.row_stride + i, 1);
 }
 
+EDGE_INLINE void norm_queries_and_keys(const RopeAppendArgs& a, int64_t m) {
+  if (a.q_norm.gain != nullptr) norm_rows(a.q_norm, m, m + 1);
+  if (a.k_norm.gain != nullptr) norm_rows(a.k_norm, m, m + 1);
+}
+
+// The queries of row m times the factor of its position.
+static void scale_queries(const RopeAppendArgs& a, int64_t m) {
+  const f32x16 factor = broadcast(a.q_scale[a.rope.positions[m]]);
+  float* const q = a.rope.x + m * a.rope.row_stride;
+  each_vector((a.rope.heads - a.k.kv_heads) * a.k.head_dim, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
+    store_some(q + i, mul(load_some(q + i, n), factor), n);
+  });
+}
+
 static bool rope_append_rows(const RopeAppendArgs& a, int64_t begin, int64_t end) {
   bool finite = true;
   for (int64_t m = begin; m < end; ++m) {  // row by row, because a row stays in the L1 cache
     if (m + 1 < end) ask_for_row(a.rope, m + 1);
-    if (a.q_norm.gain != nullptr) norm_rows(a.q_norm, m, m + 1);
-    if (a.k_norm.gain != nullptr) norm_rows(a.k_norm, m, m + 1);
+    if (!a.norm_last) norm_queries_and_keys(a, m);
     rope_rows(a.rope, m, m + 1);
+    if (a.norm_last) norm_queries_and_keys(a, m);
+    if (a.v_norm.gain != nullptr) norm_rows(a.v_norm, m, m + 1);
+    if (a.q_scale != nullptr) scale_queries(a, m);
     subtract_offset(a.k.source + m * a.k.row_stride, a.k_offset, a.k.kv_heads * a.k.head_dim);
-    turn_in_place(a.rope.x + m * a.rope.row_stride, a.rope.heads * 2 * a.rope.half, a.turn);
+    turn_in_place(a.rope.x + m * a.rope.row_stride, a.rope.heads * a.k.head_dim, a.turn);
     if (a.k.slots[m] < 0) continue;
     if (m + 1 < end && are_pair(a.k.slots, m)) continue;  // with the next row
     finite &= m > begin && are_pair(a.k.slots, m - 1) ? append_rows<2>(a, m - 1) : append_rows<1>(a, m);
@@ -333,45 +351,65 @@ static void load_queries(const AttentionArgs& a, const AttentionTile& tile, floa
   }
 }
 
-// Tokens of a segment that a row sees: 0..256.
-EDGE_INLINE int64_t visible(const AttentionArgs& a, int64_t row, int64_t segment) {
-  return max_i64(0, min_i64(kSegment, a.row_position[row] + int64_t{1} - segment * kSegment));
+// Tokens begin..end-1 of a segment, or pages.
+struct Span {
+  int64_t begin, end;
+  bool empty() const { return begin >= end; }
+};
+
+// The first token of its sequence that a row sees.
+EDGE_INLINE int64_t first_seen(const AttentionArgs& a, int64_t row) {
+  return max_i64(0, a.row_position[row] + int64_t{1} - a.window);
 }
 
-// The same for the rows of the queries begin..end-1, the most of them.
-EDGE_INLINE int64_t visible_most(const AttentionArgs& a, const AttentionTile& tile, int64_t begin, int64_t end,
-                                 int64_t segment) {
+// Tokens of a segment that a row sees, in 0..256; {0, 0} where it sees none.
+EDGE_INLINE Span visible(const AttentionArgs& a, int64_t row, int64_t segment) {
+  const int64_t before = segment * kSegment;
+  const Span seen = {max_i64(0, first_seen(a, row) - before), min_i64(kSegment, a.row_position[row] + int64_t{1} - before)};
+  return seen.empty() ? Span{0, 0} : seen;
+}
+
+// The pages of a segment from the first to the last that the rows of the queries begin..end-1 see; {0, 0}: none.
+EDGE_INLINE Span visible_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t begin, int64_t end, int64_t segment) {
   const int64_t group = a.q_heads / a.kv_heads;
-  int64_t most = 0;
-  for (int64_t r = begin / group; r <= (end - 1) / group; ++r) most = max_i64(most, visible(a, tile.row + r, segment));
-  return most;
+  Span all = {kSegment, 0};
+  for (int64_t r = begin / group; r <= (end - 1) / group; ++r) {
+    const Span seen = visible(a, tile.row + r, segment);
+    if (seen.empty()) continue;
+    all = {min_i64(all.begin, seen.begin), max_i64(all.end, seen.end)};
+  }
+  return all.empty() ? Span{0, 0} : Span{all.begin / kPage, ceil_div(all.end, kPage)};
 }
 
 // Where the keys and values lie that a tile sees of a segment.
 struct SegmentPages {
-  int64_t pages;
+  Span pages;
   int64_t slot[kSegmentPages];  // of the kv head in the scales
   const int8_t *keys[kSegmentPages], *values[kSegmentPages];
 };
 
 EDGE_INLINE void find_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SegmentPages& found) {
   const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * kSegmentPages;
-  found.pages = ceil_div(visible_most(a, tile, 0, tile.rows * (a.q_heads / a.kv_heads), segment), kPage);
-  for (int64_t j = 0; j < found.pages; ++j) {
+  found.pages = visible_pages(a, tile, 0, tile.rows * (a.q_heads / a.kv_heads), segment);
+  for (int64_t j = found.pages.begin; j < found.pages.end; ++j) {
     found.slot[j] = (table[j] * a.kv_heads + tile.kv_head) * kPage;
     found.keys[j] = a.k_pages + found.slot[j] * a.head_dim;
     found.values[j] = a.v_pages + found.slot[j] * a.head_dim;
   }
 }
 
-// The pages of the segment after `here`; where it has fewer, what is at hand anyway.
+// The pages of the segment after `here`; where it has none of a number that `here` has, what is at hand anyway.
 EDGE_INLINE void find_next(const AttentionArgs& a, NextSegment next, const SegmentPages& here, SegmentPages& found) {
-  found.pages = 0;
+  found.pages = {0, 0};
   if (next.tile != nullptr) find_pages(a, *next.tile, next.segment, found);
-  for (int64_t j = found.pages; j < here.pages; ++j) {
-    found.slot[j] = here.slot[j];
-    found.keys[j] = here.values[j];
-  }
+  const auto at_hand = [&](int64_t begin, int64_t end) EDGE_INLINE_LAMBDA {
+    for (int64_t j = begin; j < end; ++j) {
+      found.slot[j] = here.slot[j];
+      found.keys[j] = here.values[j];
+    }
+  };
+  at_hand(here.pages.begin, min_i64(here.pages.end, found.pages.begin));
+  at_hand(max_i64(here.pages.begin, found.pages.end), here.pages.end);
 }
 
 // A segment at work. While its first queries pass, its values are asked for among the scores, and the next segment's keys
@@ -385,9 +423,7 @@ struct TileSegment {
   const SegmentPages &here, &next;
   const AttentionTile* then;  // whose queries are loaded after this segment, if they are another tile's
 
-  int64_t pages_seen(int64_t first, int64_t rows) const {
-    return ceil_div(visible_most(a, tile, first, first + rows, segment), kPage);
-  }
+  Span pages_seen(int64_t first, int64_t rows) const { return visible_pages(a, tile, first, first + rows, segment); }
 
   // What is asked for with the pages of keys, and of values: by later queries what is at hand anyway.
   EDGE_INLINE const int8_t* const* asked_with_keys(int64_t first) const { return first == 0 ? here.values : here.keys; }
@@ -401,7 +437,8 @@ EDGE_INLINE void ask_for_scales(const TileSegment& t, int64_t j) {
 
 // Pages of the next segment that no page of this one stands for.
 EDGE_INLINE void ask_for_the_rest(const TileSegment& t) {
-  for (int64_t j = t.here.pages; j < t.next.pages; ++j) {
+  for (int64_t j = t.next.pages.begin; j < t.next.pages.end; ++j) {
+    if (j >= t.here.pages.begin && j < t.here.pages.end) continue;
     ask_for_scales(t, j);
     for (int64_t i = 0; i < kPage * t.a.head_dim; i += 64) __builtin_prefetch(t.next.keys[j] + i);
   }
@@ -435,11 +472,11 @@ EDGE_INLINE void score_pages(const TileSegment& t, int64_t first, int64_t j) {
 
 // The scores of R queries and all pages that they see.
 template <int R>
-__attribute__((noinline)) void score_block(const TileSegment& t, int64_t first, int64_t pages) {
-  int64_t j = 0;
-  for (; j + kBlockVectors <= pages; j += kBlockVectors) score_pages<R, kBlockVectors>(t, first, j);
+__attribute__((noinline)) void score_block(const TileSegment& t, int64_t first, Span pages) {
+  int64_t j = pages.begin;
+  for (; j + kBlockVectors <= pages.end; j += kBlockVectors) score_pages<R, kBlockVectors>(t, first, j);
   if constexpr (kBlockVectors > 1) {
-    for (; j < pages; ++j) score_pages<R, 1>(t, first, j);
+    for (; j < pages.end; ++j) score_pages<R, 1>(t, first, j);
   }
 }
 
@@ -468,25 +505,29 @@ EDGE_INLINE f32x16 exp2_negative(f32x16 y) {
   return one[0];
 }
 
-// The first n lanes of a, and the others of b.
-EDGE_INLINE f32x16 first_or(f32x16 a, int64_t n, f32x16 b) {
-  alignas(64) static constexpr float kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return select_less(load(kLane), broadcast(static_cast<float>(n)), a, b);
+// scores[begin..end) -> cap * tanh(score / cap) in powers of two; whole vectors.
+static void cap_scores(float* scores, Span tokens, float cap) {
+  const float most = cap * kLog2E;
+  const f32x16 factor = broadcast(most), inverse = broadcast(1.0f / most);
+  for (int64_t t = tokens.begin / kLanes * kLanes; t < tokens.end; t += kLanes)
+    store(scores + t, mul(tanh(mul(load(scores + t), inverse)), factor));
 }
 
-// The largest of scores[0..tokens); behind them, to the end of a vector, -inf is written.
-EDGE_INLINE float largest_score(float* scores, int64_t tokens) {
-  if (const int64_t over = tokens % kLanes) {
-    float* const last = scores + tokens - over;
+// The largest of scores[begin..end); beside them, to the ends of their vectors, -inf is written.
+EDGE_INLINE float largest_score(float* scores, Span tokens) {
+  if (const int64_t over = tokens.end % kLanes) {
+    float* const last = scores + tokens.end - over;
     store(last, first_or(load(last), over, broadcast(-__builtin_inff())));
   }
-  f32x16 most = load(scores);
-  for (int64_t t = kLanes; t < tokens; t += kLanes) most = max(most, load(scores + t));
+  const int64_t hidden = tokens.begin % kLanes, begin = tokens.begin - hidden;
+  if (hidden != 0) store(scores + begin, first_or(broadcast(-__builtin_inff()), hidden, load(scores + begin)));
+  f32x16 most = load(scores + begin);
+  for (int64_t t = begin + kLanes; t < tokens.end; t += kLanes) most = max(most, load(scores + t));
   return reduce_max(most);
 }
 
-// scores[0..tokens) -> p = 2^(score - top) times value_scale, in place; the sum of p, and the largest product / 32767.
-EDGE_INLINE void exponentials(float* scores, int64_t tokens, float top, const float* value_scale, float* sum, float* step) {
+// scores[begin..end) -> p = 2^(score - top) times value_scale, in place; the sum of p, and the largest product / 32767.
+EDGE_INLINE void exponentials(float* scores, Span tokens, float top, const float* value_scale, float* sum, float* step) {
   const f32x16 shift = broadcast(top);
   f32x16 total = zero(), most = zero();
   const auto take = [&](int64_t t, f32x16 p, f32x16 scale) EDGE_INLINE_LAMBDA {
@@ -495,40 +536,55 @@ EDGE_INLINE void exponentials(float* scores, int64_t tokens, float top, const fl
     most = max(most, weight);
     store(scores + t, weight);
   };
-  int64_t t = 0;
-  for (; t + kExpVectors * kLanes <= tokens; t += kExpVectors * kLanes) {
+  const int64_t hidden = tokens.begin % kLanes;
+  int64_t t = tokens.begin - hidden;
+  if (hidden != 0) {  // a stale scale may be anything; of a single vector the last lanes may be stale too
+    const int64_t there = min_i64(kLanes, tokens.end - t);
+    const f32x16 p = exp2_negative(sub(load(scores + t), shift));
+    const f32x16 scale = first_or(load(value_scale + t), there, zero());
+    take(t, first_or(zero(), hidden, p), first_or(zero(), hidden, scale));
+    t = min_i64(t + kLanes, tokens.end);
+  }
+  for (; t + kExpVectors * kLanes <= tokens.end; t += kExpVectors * kLanes) {
     f32x16 p[kExpVectors];
     unrolled<kExpVectors>([&](auto i) EDGE_INLINE_LAMBDA { p[i] = sub(load(scores + t + i * kLanes), shift); });
     exp2_negative(p);
     unrolled<kExpVectors>([&](auto i) EDGE_INLINE_LAMBDA { take(t + i * kLanes, p[i], load(value_scale + t + i * kLanes)); });
   }
-  each_vector(tokens - t, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {  // a stale scale may be anything
+  each_vector(tokens.end - t, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {  // a stale scale may be anything
     take(t + i, exp2_negative(sub(load(scores + t + i), shift)), load_some(value_scale + t + i, n));
   });
   *sum = reduce_add(total);
   *step = reduce_max(most) / kInt16Most;
 }
 
-// What `exponentials` wrote of the tokens, as int16 of this step [padded]; anything where the step is not finite.
-EDGE_INLINE void round_weights(const float* products, int64_t tokens, float step, int64_t padded, int16_t* weights) {
-  const int64_t end = ceil_div(tokens, kLanes) * kLanes;
+// What `exponentials` wrote of the tokens, as int16 of this step, of all tokens of the pages; anything where the step is not
+// finite.
+EDGE_INLINE void round_weights(const float* products, Span tokens, float step, Span pages, int16_t* weights) {
+  const auto clear = [&](int64_t begin, int64_t end) EDGE_INLINE_LAMBDA {
+    memset(weights + begin, 0, static_cast<size_t>(end - begin) * sizeof(int16_t));
+  };
+  const int64_t first = pages.begin * kPage, last = pages.end * kPage;
+  if (tokens.empty()) return clear(first, last);
+  const int64_t begin = tokens.begin / kLanes * kLanes, end = ceil_div(tokens.end, kLanes) * kLanes;
   const f32x16 inverse = inverse_step(step);
   const auto rounded = [&](int64_t t) EDGE_INLINE_LAMBDA { return round_even(mul(load(products + t), inverse)); };
-  int64_t t = 0;
+  if (first < begin) clear(first, begin);
+  int64_t t = begin;
   for (; t + 2 * kLanes <= end; t += 2 * kLanes) store_low_i16(weights + t, rounded(t), rounded(t + kLanes));
   if (t < end) store_i16(weights + t, rounded(t));
-  memset(weights + end, 0, static_cast<size_t>(padded - end) * sizeof(int16_t));
+  clear(end, last);
 }
 
 // V vectors of the values from dim d on, for R queries from the first: float(sum of weight * value) * weight_step.
 // With `Half` only 8 dims are left.
 template <int R, int V, bool Half>
-__attribute__((noinline)) void value_block(const TileSegment& t, int64_t first, int64_t pages, int64_t d, float* out) {
+__attribute__((noinline)) void value_block(const TileSegment& t, int64_t first, Span pages, int64_t d, float* out) {
   BlockSums<R, V> sums;
   clear(sums);
   const int16_t* weights = t.s.weights + first * kWeightStride;
   const int64_t dim = t.a.head_dim;
-  for (int64_t j = 0; j < pages; ++j) {
+  for (int64_t j = pages.begin; j < pages.end; ++j) {
     const int8_t *values = t.here.values[j] + 2 * d, *asked = t.asked_with_values(first)[j] + kPage * d;
     if (first == 0 && d == 0) ask_for_scales(t, j);
     const auto load = [&](auto i, auto odd, int64_t step) EDGE_INLINE_LAMBDA {
@@ -550,7 +606,7 @@ __attribute__((noinline)) void value_block(const TileSegment& t, int64_t first, 
 }
 
 template <int R>
-EDGE_INLINE void value_head(const TileSegment& t, int64_t first, int64_t pages, float* out) {
+EDGE_INLINE void value_head(const TileSegment& t, int64_t first, Span pages, float* out) {
   const int64_t dim = t.a.head_dim;
   int64_t d = 0;
   for (; d + kBlockVectors * kLanes <= dim; d += kBlockVectors * kLanes)
@@ -577,21 +633,24 @@ EDGE_INLINE void ask_for_query(const TileSegment& t, int64_t n) {
 // The weights of the queries first .. first+rows-1 from the block's scores; step by step for all, so that none waits for
 // the end of another's sums. A query that sees nothing has weights of zero, and neither a top nor a sum.
 EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, SoftmaxPart part) {
-  const int64_t group = t.a.q_heads / t.a.kv_heads, padded = t.here.pages * kPage;
-  int64_t tokens[kBlockQueries];
+  const int64_t group = t.a.q_heads / t.a.kv_heads;
+  Span tokens[kBlockQueries];
   for (int64_t r = 0; r < rows; ++r) {
     tokens[r] = visible(t.a, t.tile.row + (first + r) / group, t.segment);
-    if (tokens[r] > 0) part.top[first + r] = largest_score(t.s.scores + r * kScoreStride, tokens[r]);
+    if (tokens[r].empty()) continue;
+    float* const scores = t.s.scores + r * kScoreStride;
+    if (t.a.cap != 0.0f) cap_scores(scores, tokens[r], t.a.cap);
+    part.top[first + r] = largest_score(scores, tokens[r]);
   }
   for (int64_t r = 0; r < rows; ++r) {
     float* const step = t.s.weight_step + first + r;
     *step = 0.0f;
     ask_for_query(t, first + r);
-    if (tokens[r] > 0)
+    if (!tokens[r].empty())
       exponentials(t.s.scores + r * kScoreStride, tokens[r], part.top[first + r], t.s.value_scale, part.sum + first + r, step);
   }
   for (int64_t r = 0; r < rows; ++r)
-    round_weights(t.s.scores + r * kScoreStride, tokens[r], t.s.weight_step[first + r], padded,
+    round_weights(t.s.scores + r * kScoreStride, tokens[r], t.s.weight_step[first + r], t.here.pages,
                   t.s.weights + (first + r) * kWeightStride);
 }
 
@@ -604,7 +663,7 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
   find_next(a, then, here, next);
   const AttentionTile* const after = then.tile == &tile ? nullptr : then.tile;
   const TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim), here, next, after};
-  for (int64_t j = 0; j < t.here.pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
+  for (int64_t j = t.here.pages.begin; j < t.here.pages.end; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });
     weigh_block(t, first, rows, part);
@@ -630,20 +689,42 @@ EDGE_INLINE void merge_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int
     store(left.value + d, fma(load(left.value + d), a, mul(load(right.value + d), b)));
 }
 
+EDGE_INLINE void copy_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int64_t padded) {
+  left.top[n] = right.top[n];
+  left.sum[n] = right.sum[n];
+  memcpy(left.value + n * padded, right.value + n * padded, static_cast<size_t>(padded) * sizeof(float));
+}
+
 static void merge_tile(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SoftmaxPart left,
                        SoftmaxPart right) {
-  const int64_t group = a.q_heads / a.kv_heads;
-  for (int64_t n = 0; n < tile.rows * group; ++n)
-    if (visible(a, tile.row + n / group, segment) > 0) merge_query(left, right, n, attention_padded(a.head_dim));
+  const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
+  for (int64_t n = 0; n < tile.rows * group; ++n) {
+    const int64_t row = tile.row + n / group;
+    if (visible(a, row, segment).empty()) continue;
+    if (first_seen(a, row) < segment * kSegment) merge_query(left, right, n, padded);
+    else copy_query(left, right, n, padded);  // the first segment that the row sees
+  }
+}
+
+// Query n: the sink, a logit in powers of two whose value is zero, joins all segments.
+static void join_sink(SoftmaxPart part, int64_t n, float sink, int64_t padded) {
+  const float top = part.top[n] > sink ? part.top[n] : sink;
+  const f32x16 a = exp2_negative(broadcast(part.top[n] - top));
+  float scale[kLanes], weight[kLanes];
+  store(scale, a);
+  store(weight, exp2_negative(broadcast(sink - top)));
+  part.sum[n] = fma_f32(part.sum[n], scale[0], weight[0]);
+  for (int64_t d = n * padded; d < (n + 1) * padded; d += kLanes) store(part.value + d, mul(load(part.value + d), a));
 }
 
 // out = value / sum; zeros for a row that sees nothing.
 static void finish_tile(const AttentionArgs& a, const AttentionTile& tile, SoftmaxPart part) {
   const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
   for (int64_t n = 0; n < tile.rows * group; ++n) {
-    const int64_t row = tile.row + n / group;
-    float* out = a.out + (row * a.q_heads + tile.kv_head * group + n % group) * a.head_dim;
+    const int64_t row = tile.row + n / group, head = tile.kv_head * group + n % group;
+    float* out = a.out + (row * a.q_heads + head) * a.head_dim;
     const bool empty = a.row_position[row] < 0;
+    if (a.sinks != nullptr && !empty) join_sink(part, n, a.sinks[head] * kLog2E, padded);
     for (int64_t d = 0; d < a.head_dim; d += kLanes) {
       const f32x16 y = empty ? zero() : div(load(part.value + n * padded + d), broadcast(part.sum[n]));
       const int64_t left = a.head_dim - d;
@@ -660,10 +741,11 @@ static void attend(const AttentionArgs& a, const AttentionTile& tile, const Atte
   const TileScratch s = tile_scratch(scratch, queries, a.head_dim);
   const SoftmaxPart run = attention_part(s.run, queries), part = attention_part(s.part, queries);
   load_queries(a, tile, scratch);
-  for (int64_t segment = 0; segment < tile.segments; ++segment) {
-    const NextSegment then = segment + 1 < tile.segments ? NextSegment{&tile, segment + 1} : NextSegment{next, 0};
-    tile_segment(a, tile, segment, then, s, segment == 0 ? run : part);
-    if (segment > 0) merge_tile(a, tile, segment, run, part);
+  for (int64_t segment = tile.first; segment < tile.segments; ++segment) {
+    const NextSegment then =
+        segment + 1 < tile.segments ? NextSegment{&tile, segment + 1} : NextSegment{next, next == nullptr ? 0 : next->first};
+    tile_segment(a, tile, segment, then, s, segment == tile.first ? run : part);
+    if (segment > tile.first) merge_tile(a, tile, segment, run, part);
   }
   finish_tile(a, tile, run);
 }
@@ -677,8 +759,8 @@ static void attend_segment(const AttentionArgs& a, const AttentionTile& tile, in
 static void join_segments(const AttentionArgs& a, const AttentionTile& tile, float* parts, int64_t stride) {
   const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
   const SoftmaxPart run = attention_part(parts, queries);
-  for (int64_t segment = 1; segment < tile.segments; ++segment)
-    merge_tile(a, tile, segment, run, attention_part(parts + segment * stride, queries));
+  for (int64_t segment = tile.first + 1; segment < tile.segments; ++segment)
+    merge_tile(a, tile, segment, run, attention_part(parts + (segment - tile.first) * stride, queries));
   finish_tile(a, tile, run);
 }
 

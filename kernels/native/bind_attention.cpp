@@ -1,6 +1,7 @@
 // rope_append and paged_attention: arguments checked, rows cut into tiles, tiles (or their segments) shared out.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,7 @@ struct Pages {
 void expect_head_dim(int64_t dim) {
   if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0)
     throw nb::value_error(
-        ("the head size must be a multiple of 8 in 8..256; got `" + std::to_string(dim) + "`").c_str());
+        ("the head size must be a multiple of 8 in 8.." + std::to_string(kMaxHeadDim) + "; got `" + std::to_string(dim) + "`").c_str());
 }
 
 void expect_pages(const Pages& pages, const char* name, const int64_t (&shape)[4]) {
@@ -78,7 +79,7 @@ const float* gain_of(nb::handle gain_arg, const char* name, int64_t dim) {
 AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos_arg,
                        nb::handle sin_arg, nb::handle q_gain_arg, nb::handle k_gain_arg, float eps, nb::handle k_offset_arg,
                        nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg, nb::handle v_scales_arg,
-                       int64_t turn) {
+                       int64_t turn, nb::handle v_gain_arg, bool norm_last, nb::handle q_scale_arg) {
   expect_head_dim(head_dim);
   expect_turn(turn, head_dim);
   const auto qkv = write<float, 2>(qkv_arg, "qkv");
@@ -87,8 +88,11 @@ AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int6
   width = (heads + 2 * kv_heads) * head_dim;
   expect_shape(qkv, "qkv", {rows, width});
   const auto cos = read<float, 2>(cos_arg, "cos"), sin = read<float, 2>(sin_arg, "sin");
-  expect_shape(cos, "cos", {-1, head_dim / 2});
-  expect_shape(sin, "sin", {cos.shape[0], head_dim / 2});
+  const int64_t half = cos.shape[1];
+  expect_rotated(half, head_dim);
+  expect_shape(sin, "sin", {cos.shape[0], half});
+  const auto q_scale = read_optional<float, 1>(q_scale_arg, "q_scale");
+  if (q_scale) expect_shape(q_scale, "q_scale", {cos.shape[0]});
   const auto k_offset = read<float, 2>(k_offset_arg, "k_offset");
   expect_shape(k_offset, "k_offset", {kv_heads, head_dim});
   const Pages k_pages = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", true);
@@ -105,11 +109,14 @@ AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int6
   };
   args = {norm(qkv.data, heads, gain_of(q_gain_arg, "q_gain", head_dim)),
           norm(k, kv_heads, gain_of(k_gain_arg, "k_gain", head_dim)),
-          {qkv.data, width, head_dim, heads + kv_heads, head_dim / 2, nullptr, cos.data, sin.data},
+          {qkv.data, width, head_dim, heads + kv_heads, half, nullptr, cos.data, sin.data},
           k_offset.data,
           turn,
           {k, width, kv_heads, head_dim, k_pages.data, k_pages.scales, nullptr},
-          {v, width, kv_heads, head_dim, v_pages.data, v_pages.scales, nullptr}};
+          {v, width, kv_heads, head_dim, v_pages.data, v_pages.scales, nullptr},
+          norm(v, kv_heads, gain_of(v_gain_arg, "v_gain", head_dim)),
+          norm_last,
+          q_scale.data};
 }
 
 bool AppendCall::run(int64_t count, const int32_t* row_position, const int64_t* slots, ThreadPool& pool) const {
@@ -137,9 +144,9 @@ namespace {
 void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle positions_arg, nb::handle cos,
                  nb::handle sin, nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
                  nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, nb::handle slots_arg, ThreadPool& pool,
-                 int64_t turn) {
+                 int64_t turn, nb::handle v_gain, bool norm_last, nb::handle q_scale) {
   const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
-                        v_scales, turn);
+                        v_scales, turn, v_gain, norm_last, q_scale);
   const auto positions = read<int32_t, 1>(positions_arg, "positions");
   expect_shape(positions, "positions", {call.rows});
   expect_positions(positions, call.positions);
@@ -158,7 +165,7 @@ void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_d
 
 }  // namespace
 
-void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count) {
+void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count, int64_t window) {
   for (int64_t begin = 0, end; begin < rows; begin = end) {
     const int32_t sequence = a.row_sequence[begin];
     if (sequence < 0 || sequence >= sequences)
@@ -166,16 +173,19 @@ void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_
                              ", the rows of `page_table`; got `" + std::to_string(sequence) + "`")
                                 .c_str());
     int32_t first = a.row_position[begin], last = first;
-    for (end = begin + 1; end < rows && a.row_sequence[end] == sequence; ++end) {
-      first = std::min(first, a.row_position[end]);
-      last = std::max(last, a.row_position[end]);
+    int64_t seen = INT64_MAX;  // the first token that a row sees
+    for (end = begin; end < rows && a.row_sequence[end] == sequence; ++end) {
+      const int32_t position = a.row_position[end];
+      first = std::min(first, position);
+      last = std::max(last, position);
+      if (position >= 0) seen = std::min(seen, std::max<int64_t>(0, position + int64_t{1} - window));
     }
     if (first < -1 || last >= a.max_pages * kPage)
       throw nb::value_error(("`row_position` must be -1 or in 0.." + std::to_string(a.max_pages * kPage - 1) +
                              ", the tokens of a `page_table` row; got `" + std::to_string(first < -1 ? first : last) + "`")
                                 .c_str());
     const int32_t* table = a.page_table + sequence * a.max_pages;
-    for (int64_t j = 0; j < last / kPage + (last >= 0); ++j)
+    for (int64_t j = seen / kPage; j < last / kPage + (last >= 0); ++j)
       if (table[j] < 0 || table[j] >= page_count)
         throw nb::value_error(("`page_table` must name pages in 0.." + std::to_string(page_count - 1) +
                                "; got `" + std::to_string(table[j]) + "`")
@@ -199,12 +209,15 @@ std::vector<PlannedTile> plan_tiles(const AttentionArgs& a, int64_t rows) {
   for (int64_t row = 0, end; row < rows; row = end) {
     double pairs = 0;
     int32_t last = -1;
+    int64_t seen = INT64_MAX;  // the first token that a row sees
     for (end = row; end < rows && end - row < most_rows && a.row_sequence[end] == a.row_sequence[row]; ++end) {
-      pairs += static_cast<double>(group) * (a.row_position[end] + 1.0);
+      const int64_t tokens = a.row_position[end] + int64_t{1};
+      pairs += static_cast<double>(group) * static_cast<double>(std::min(tokens, a.window));
       last = std::max(last, a.row_position[end]);
+      if (tokens > 0) seen = std::min(seen, std::max<int64_t>(0, tokens - a.window));
     }
-    const int64_t segments = last < 0 ? 0 : last / kSegment + 1;
-    for (int64_t h = 0; h < a.kv_heads; ++h) tiles.push_back({{row, end - row, h, segments}, pairs, 0});
+    const int64_t segments = last < 0 ? 0 : last / kSegment + 1, first = last < 0 ? 0 : seen / kSegment;
+    for (int64_t h = 0; h < a.kv_heads; ++h) tiles.push_back({{row, end - row, h, segments, first}, pairs, 0});
   }
   return tiles;
 }
@@ -234,8 +247,9 @@ void run_tiles(const AttentionArgs& a, const std::vector<PlannedTile>& tiles, Th
 // Segments as units of work. Whoever finishes the last one of a tile merges them, in ascending order.
 void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, ThreadPool& pool, int workers) {
   struct Unit {
-    int32_t tile, segment;
+    int32_t tile, part;  // of the tile's segments, its number among those that are seen
   };
+  const auto segments_of = [](const AttentionTile& tile) { return tile.segments - tile.first; };
   const int64_t group = a.q_heads / a.kv_heads;
   const auto stride_of = [&](const AttentionTile& tile) {
     return (attention_part_floats(tile.rows * group, a.head_dim) + 15) / 16 * 16;
@@ -246,7 +260,7 @@ void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, Threa
     PlannedTile& planned = tiles[i];
     planned.parts = floats;
     // A tile that sees nothing has one unit all the same: its result is zeros.
-    const int64_t segments = std::max<int64_t>(1, planned.tile.segments);
+    const int64_t segments = std::max<int64_t>(1, segments_of(planned.tile));
     floats += segments * stride_of(planned.tile);
     for (int64_t s = 0; s < segments; ++s) units.push_back({static_cast<int32_t>(i), static_cast<int32_t>(s)});
   }
@@ -257,7 +271,8 @@ void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, Threa
   const auto segment_of = [&](int64_t i) {
     if (i >= static_cast<int64_t>(units.size())) return NextSegment{};
     const Unit unit = units[static_cast<size_t>(i)];
-    return NextSegment{&tiles[static_cast<size_t>(unit.tile)].tile, unit.segment};
+    const AttentionTile& tile = tiles[static_cast<size_t>(unit.tile)].tile;
+    return NextSegment{&tile, tile.first + unit.part};
   };
   std::vector<int32_t> loaded(static_cast<size_t>(workers), -1);  // the tile whose queries a worker has at hand
   pool.for_blocks(static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end, int worker) {
@@ -268,10 +283,10 @@ void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, Threa
       if (std::exchange(loaded[static_cast<size_t>(worker)], unit.tile) != unit.tile)
         kernel.load_queries(a, planned.tile, scratch);
       const int64_t stride = stride_of(planned.tile);
-      float* part = parts + planned.parts + unit.segment * stride;
-      kernel.attend_segment(a, planned.tile, unit.segment, segment_of(probable_next(i, end, workers)),
+      float* part = parts + planned.parts + unit.part * stride;
+      kernel.attend_segment(a, planned.tile, planned.tile.first + unit.part, segment_of(probable_next(i, end, workers)),
                             attention_part(part, planned.tile.rows * group), scratch);
-      if (finished[static_cast<size_t>(unit.tile)].fetch_add(1) + 1 >= planned.tile.segments)
+      if (finished[static_cast<size_t>(unit.tile)].fetch_add(1) + 1 >= segments_of(planned.tile))
         kernel.join(a, planned.tile, parts + planned.parts, stride);
     }
   }, workers);
@@ -298,7 +313,7 @@ void attend_rows(const AttentionArgs& a, int64_t rows, ThreadPool& pool) {
 }  // namespace
 
 AttentionCall::AttentionCall(nb::handle q_arg, nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg,
-                             nb::handle v_scales_arg, float softmax_scale) {
+                             nb::handle v_scales_arg, float softmax_scale, int64_t window, float cap, nb::handle sinks_arg) {
   const auto q = strided<const float, 3>(q_arg, "q");
   const Pages k = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", false);
   const Pages v = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", false);
@@ -314,6 +329,14 @@ AttentionCall::AttentionCall(nb::handle q_arg, nb::handle k_pages_arg, nb::handl
   pages = k.count;
   args = {q.data, q.stride[0], q.stride[1], heads,   k.kv_heads, dim,     k.data,        v.data,
           k.scales, v.scales,  nullptr,     0,       nullptr,    nullptr, softmax_scale, nullptr};
+  if (window < 0) throw nb::value_error(("`window` must be 0, for none, or positive; got `" + std::to_string(window) + "`").c_str());
+  if (!(cap >= 0.0f && std::isfinite(cap)))
+    throw nb::value_error(("`cap` must be 0, for none, or positive; got `" + std::to_string(cap) + "`").c_str());
+  const auto sinks = read_optional<float, 1>(sinks_arg, "sinks");
+  if (sinks) expect_shape(sinks, "sinks", {heads});
+  if (window > 0) args.window = window;
+  args.cap = cap;
+  args.sinks = sinks.data;
 }
 
 nb::object AttentionCall::write_to(nb::handle out_arg) {
@@ -335,15 +358,16 @@ namespace {
 
 nb::object paged_attention(nb::handle q, nb::handle k_pages, nb::handle k_scales, nb::handle v_pages, nb::handle v_scales,
                            nb::handle page_table_arg, nb::handle row_sequence_arg, nb::handle row_position_arg,
-                           float softmax_scale, ThreadPool& pool, nb::handle out_arg) {
-  AttentionCall call(q, k_pages, k_scales, v_pages, v_scales, softmax_scale);
+                           float softmax_scale, ThreadPool& pool, nb::handle out_arg, int64_t window, float cap,
+                           nb::handle sinks) {
+  AttentionCall call(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, window, cap, sinks);
   const auto page_table = read<int32_t, 2>(page_table_arg, "page_table");
   const auto row_sequence = read<int32_t, 1>(row_sequence_arg, "row_sequence");
   const auto row_position = read<int32_t, 1>(row_position_arg, "row_position");
   expect_shape(row_sequence, "row_sequence", {call.rows});
   expect_shape(row_position, "row_position", {call.rows});
   const AttentionRows rows = {page_table.data, page_table.shape[1], row_sequence.data, row_position.data};
-  expect_rows(rows, call.rows, page_table.shape[0], call.pages);
+  expect_rows(rows, call.rows, page_table.shape[0], call.pages, call.args.window);
   nb::object out = call.write_to(out_arg);
   KernelCall held(pool);
   call.run(call.rows, rows, pool);
@@ -356,10 +380,12 @@ void bind_attention(nb::module_& module) {
   module.def("rope_append", &rope_append, nb::arg("qkv"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
              nb::arg("positions"), nb::arg("cos"), nb::arg("sin"), nb::arg("q_gain").none(), nb::arg("k_gain").none(),
              nb::arg("eps"), nb::arg("k_offset"), nb::arg("k_pages"), nb::arg("k_scales"), nb::arg("v_pages"),
-             nb::arg("v_scales"), nb::arg("slots"), nb::arg("pool"), nb::arg("turn"));
+             nb::arg("v_scales"), nb::arg("slots"), nb::arg("pool"), nb::arg("turn"), nb::arg("v_gain").none(),
+             nb::arg("norm_last"), nb::arg("q_scale").none());
   module.def("paged_attention", &paged_attention, nb::arg("q"), nb::arg("k_pages"), nb::arg("k_scales"),
              nb::arg("v_pages"), nb::arg("v_scales"), nb::arg("page_table"), nb::arg("row_sequence"),
-             nb::arg("row_position"), nb::arg("softmax_scale"), nb::arg("pool"), nb::arg("out") = nb::none());
+             nb::arg("row_position"), nb::arg("softmax_scale"), nb::arg("pool"), nb::arg("out").none(), nb::arg("window"),
+             nb::arg("cap"), nb::arg("sinks").none());
 }
 
 }  // namespace edge

@@ -316,11 +316,11 @@ void make_tile_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, 
 }  // namespace
 
 LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle add_arg, bool shadow, nb::handle gain_arg,
-                       double eps, bool swiglu)
+                       double eps, int gate_kind, double limit)
     : parts(linear.parts),
       channels(linear.channels),
       shadow_weight(shadow ? reinterpret_cast<const uint16_t*>(linear.hot_weight.data) : nullptr),
-      swiglu(swiglu) {
+      gate(gate_of(gate_kind, limit)) {
   const auto x = read<float, 2>(x_arg, "x");
   rows = x.shape[0];
   expect_shape(x, "x", {-1, linear.columns});
@@ -328,9 +328,9 @@ LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle ad
   const auto added = read_optional<float, 2>(add_arg, "add");
   if (added) expect_shape(added, "add", {rows, channels});
   add = added.data;
-  if (swiglu && add != nullptr) refuse("`swiglu` takes no `add`");
-  if (swiglu && !linear.swiglu_in_one_pass())
-    refuse("`swiglu` takes a multiple of " + std::to_string(2 * kTileChannels) + " channels in one part; got `" +
+  if (gated() && add != nullptr) refuse("`gate` takes no `add`");
+  if (gated() && !linear.swiglu_in_one_pass())
+    refuse("`gate` takes a multiple of " + std::to_string(2 * kTileChannels) + " channels in one part; got `" +
            std::to_string(channels) + "` in `" + std::to_string(parts.size()) + "`");
 }
 
@@ -345,15 +345,15 @@ nb::object LinearCall::write_to(nb::handle out_arg) {
 bool LinearCall::run(int64_t count, ThreadPool& pool) const {
   QuantizeInput these = input;
   these.rows = count;
-  return swiglu ? kernels().linear.linear_swiglu(these, parts[0], shadow_weight, out, pool)
-                : kernels().linear.linear(these, parts.data(), static_cast<int64_t>(parts.size()), shadow_weight, add, out, pool);
+  return gated() ? kernels().linear.linear_gated(these, parts[0], shadow_weight, gate, out, pool)
+                 : kernels().linear.linear(these, parts.data(), static_cast<int64_t>(parts.size()), shadow_weight, add, out, pool);
 }
 
 namespace {
 
 nb::object linear(nb::handle x, const Int8Linear& linear, ThreadPool& pool, nb::handle add, bool shadow, nb::handle out_arg,
-                  nb::handle gain, double eps, bool swiglu) {
-  LinearCall call(x, linear, add, shadow, gain, eps, swiglu);
+                  nb::handle gain, double eps, int gate, double limit) {
+  LinearCall call(x, linear, add, shadow, gain, eps, gate, limit);
   nb::object out = call.write_to(out_arg);
   bool finite;
   {
@@ -397,7 +397,7 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("swiglu_in_one_pass", &Int8Linear::swiglu_in_one_pass)
       .def_prop_ro("rows", [](const Int8Linear& self) { return self.channels; })
       .def_prop_ro("columns", [](const Int8Linear& self) { return self.columns; });
-  module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, flag);
+  module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, number, number);
   module.def("int8_operations", &int8_operations);
   module.def("read_stream", &read_stream);
 }

@@ -60,15 +60,15 @@ class Timed {
 
 class Program {
  public:
-  void linear(nb::handle x, nb::handle linear_arg, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu,
-              nb::handle out) {
-    LinearCall call(x, nb::cast<const Int8Linear&>(linear_arg), add, shadow, gain, eps, swiglu);
+  void linear(nb::handle x, nb::handle linear_arg, nb::handle add, bool shadow, nb::handle gain, double eps, int gate,
+              double limit, nb::handle out) {
+    LinearCall call(x, nb::cast<const Int8Linear&>(linear_arg), add, shadow, gain, eps, gate, limit);
     add_linear(call, {x, linear_arg, add, gain}, out);
   }
 
-  void half_linear(nb::handle x, nb::handle weight, nb::handle bias, nb::handle add, nb::handle gain, double eps, bool swiglu,
-                   nb::handle out) {
-    HalfCall call(x, weight, bias, add, gain, eps, swiglu);
+  void half_linear(nb::handle x, nb::handle weight, nb::handle bias, nb::handle add, nb::handle gain, double eps, int gate,
+                   double limit, nb::handle out) {
+    HalfCall call(x, weight, bias, add, gain, eps, gate, limit);
     add_linear(call, {x, weight, bias, add, gain}, out);
   }
 
@@ -85,26 +85,27 @@ class Program {
     });
   }
 
-  void rms_norm(nb::handle x, nb::handle gain, float eps, nb::handle out) {
-    NormCall call(x, gain, eps);
-    const nb::object written = call.write_to(out);
-    keep({x, gain, written}, call.rows);
-    add_plain(call);
+  void rms_norm(nb::handle x, nb::handle gain, float eps, nb::handle out, nb::handle add) {
+    add_plain(NormCall(x, gain, eps, add), {x, gain, add}, out);
   }
 
-  void swiglu(nb::handle gate_up, nb::handle out) {
-    SwigluCall call(gate_up);
-    const nb::object written = call.write_to(out);
-    keep({gate_up, written}, call.rows);
-    add_plain(call);
+  void layer_norm(nb::handle x, nb::handle gain, nb::handle bias, float eps, nb::handle out, nb::handle add) {
+    add_plain(LayerNormCall(x, gain, bias, eps, add), {x, gain, bias, add}, out);
   }
+
+  void gated(nb::handle gate_up, int gate, double limit, nb::handle out) {
+    add_plain(GateCall(gate_up, gate, limit), {gate_up}, out);
+  }
+
+  void activate(nb::handle x, int kind, double limit, nb::handle out) { add_plain(ActivateCall(x, kind, limit), {x}, out); }
 
   void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
                    nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
-                   nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, int64_t turn) {
+                   nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, int64_t turn, nb::handle v_gain,
+                   bool norm_last, nb::handle q_scale) {
     const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
-                          v_scales, turn);
-    keep({qkv, cos, sin, q_gain, k_gain, k_offset, k_pages, k_scales, v_pages, v_scales}, call.rows);
+                          v_scales, turn, v_gain, norm_last, q_scale);
+    keep({qkv, cos, sin, q_gain, k_gain, k_offset, k_pages, k_scales, v_pages, v_scales, v_gain, q_scale}, call.rows);
     positions_ = std::min(positions_, call.positions);
     pages_ = std::min(pages_, call.pages);
     push([call](const ProgramRows& rows, ThreadPool& pool) {
@@ -113,12 +114,12 @@ class Program {
   }
 
   void paged_attention(nb::handle q, nb::handle k_pages, nb::handle k_scales, nb::handle v_pages, nb::handle v_scales,
-                       float softmax_scale, nb::handle out) {
-    AttentionCall call(q, k_pages, k_scales, v_pages, v_scales, softmax_scale);
+                       float softmax_scale, nb::handle out, int64_t window, float cap, nb::handle sinks) {
+    AttentionCall call(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, window, cap, sinks);
     const nb::object written = call.write_to(out);
-    keep({q, k_pages, k_scales, v_pages, v_scales, written}, call.rows);
+    keep({q, k_pages, k_scales, v_pages, v_scales, sinks, written}, call.rows);
     pages_ = std::min(pages_, call.pages);
-    attends_ = true;
+    window_ = std::max(window_, call.args.window);
     push([call](const ProgramRows& rows, ThreadPool& pool) {
       call.run(rows.count, rows.attention, pool);
       return nullptr;
@@ -169,7 +170,7 @@ class Program {
                               slots.data,
                               {page_table.data, page_table.shape[1], sequence.data, positions.data},
                               read_out(out_arg, count)};
-    if (attends_) expect_rows(rows.attention, count, page_table.shape[0], pages_);
+    if (window_ > 0) expect_rows(rows.attention, count, page_table.shape[0], pages_, window_);
     return run_checked(start, end_of(patience), rows, pool, read_seconds(seconds_arg));
   }
 
@@ -189,7 +190,7 @@ class Program {
     const int32_t at = static_cast<int32_t>(position), sequence = 0;
     nb::object out = new_array<float, 2>({1, out_width_});
     const ProgramRows rows = {1, &token, &slot, {pages.data, pages.shape[0], &sequence, &at}, data_of<float, 2>(out)};
-    expect_rows(rows.attention, 1, 1, pages_);  // so the slot is inside too
+    expect_rows(rows.attention, 1, 1, pages_, std::max<int64_t>(1, window_));  // so the slot is inside too
     run_checked(0, Clock::time_point::max(), rows, pool, read_seconds(seconds_arg));
     return out;
   }
@@ -231,8 +232,11 @@ class Program {
 
   void push(Call call) { steps_.push_back({std::move(call)}); }
 
+  // A call that reads these arrays and writes to `out`.
   template <class Call>
-  void add_plain(const Call& call) {
+  void add_plain(Call call, std::initializer_list<nb::handle> arrays, nb::handle out) {
+    kept_.push_back(call.write_to(out));
+    keep(arrays, call.rows);
     push([call](const ProgramRows& rows, ThreadPool& pool) -> const char* {
       call.run(rows.count, pool);
       return nullptr;
@@ -289,7 +293,8 @@ class Program {
   std::vector<nb::object> kept_;  // arrays and readings of the steps
   int64_t rows_ = INT32_MAX, tokens_ = INT64_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
   int64_t out_width_ = -1;  // of the output of a run; below 0: there is none
-  bool attends_ = false, reads_ = false;
+  int64_t window_ = 0;      // the widest of the attentions; 0: there is none
+  bool reads_ = false;
 };
 
 }  // namespace
@@ -299,14 +304,16 @@ void bind_program(nb::module_& module) {
   const nb::arg number, flag;
   nb::class_<Program>(module, "Program")
       .def(nb::init<>())
-      .def("linear", &Program::linear, any, any, any, flag, any, number, flag, any)
-      .def("half_linear", &Program::half_linear, any, any, any, any, any, number, flag, any)
+      .def("linear", &Program::linear, any, any, any, flag, any, number, number, number, any)
+      .def("half_linear", &Program::half_linear, any, any, any, any, any, number, number, number, any)
       .def("embedding", &Program::embedding, any, number, any, any, any, any, number)
-      .def("rms_norm", &Program::rms_norm, any, any, number, any)
-      .def("swiglu", &Program::swiglu, any, any)
+      .def("rms_norm", &Program::rms_norm, any, any, number, any, any)
+      .def("layer_norm", &Program::layer_norm, any, any, any, number, any, any)
+      .def("gated", &Program::gated, any, number, number, any)
+      .def("activate", &Program::activate, any, number, number, any)
       .def("rope_append", &Program::rope_append, any, number, number, number, any, any, any, any, number, any, any, any, any, any,
-           number)
-      .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any)
+           number, any, flag, any)
+      .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any, number, number, any)
       .def("wait", &Program::wait, nb::arg(), any)
       .def("request", &Program::request, nb::arg())
       .def("__len__", &Program::length)

@@ -28,10 +28,12 @@ struct Int8Linear {
 };
 
 struct LinearCall {
-  LinearCall(nb::handle x, const Int8Linear& linear, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu);
+  LinearCall(nb::handle x, const Int8Linear& linear, nb::handle add, bool shadow, nb::handle gain, double eps, int gate_kind,
+             double limit);
   nb::object write_to(nb::handle out);              // None: a new array
   bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
-  int64_t width() const { return swiglu ? channels / 2 : channels; }  // of `out`
+  bool gated() const { return gate.kind != kNoGate; }
+  int64_t width() const { return gated() ? channels / 2 : channels; }  // of `out`
   void set_out(float* to) { out = to; }
 
   std::vector<Int8Weight> parts;
@@ -40,12 +42,12 @@ struct LinearCall {
   const uint16_t* shadow_weight;
   const float* add;
   float* out = nullptr;
-  bool swiglu;
+  Gate gate;
   int64_t rows;  // of the arrays
 };
 
 struct HalfCall {
-  HalfCall(nb::handle x, nb::handle weight, nb::handle bias, nb::handle add, nb::handle gain, double eps, bool swiglu);
+  HalfCall(nb::handle x, nb::handle weight, nb::handle bias, nb::handle add, nb::handle gain, double eps, int gate, double limit);
   nb::object write_to(nb::handle out);              // None: a new array
   bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
   int64_t width() const { return args.width(); }    // of `out`
@@ -56,7 +58,7 @@ struct HalfCall {
 };
 
 struct NormCall {
-  NormCall(nb::handle x, nb::handle gain, float eps);
+  NormCall(nb::handle x, nb::handle gain, float eps, nb::handle add);
   nb::object write_to(nb::handle out);
   void run(int64_t count, ThreadPool& pool) const;
 
@@ -64,12 +66,25 @@ struct NormCall {
   int64_t rows;
 };
 
-struct SwigluCall {
-  explicit SwigluCall(nb::handle gate_up);
+struct LayerNormCall : NormCall {
+  LayerNormCall(nb::handle x, nb::handle gain, nb::handle bias, float eps, nb::handle add);
+};
+
+struct GateCall {
+  GateCall(nb::handle gate_up, int gate, double limit);
   nb::object write_to(nb::handle out);
   void run(int64_t count, ThreadPool& pool) const;
 
-  SwigluArgs args;
+  GateArgs args;
+  int64_t rows;
+};
+
+struct ActivateCall {
+  ActivateCall(nb::handle x, int kind, double limit);
+  nb::object write_to(nb::handle out);
+  void run(int64_t count, ThreadPool& pool) const;
+
+  ActivateArgs args;
   int64_t rows;
 };
 
@@ -84,7 +99,7 @@ struct TurnCall {
 struct AppendCall {
   AppendCall(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
              nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages, nb::handle k_scales,
-             nb::handle v_pages, nb::handle v_scales, int64_t turn);
+             nb::handle v_pages, nb::handle v_scales, int64_t turn, nb::handle v_gain, bool norm_last, nb::handle q_scale);
   // False: a key or value is not finite.
   bool run(int64_t count, const int32_t* row_position, const int64_t* slots, ThreadPool& pool) const;
 
@@ -102,7 +117,7 @@ struct AttentionRows {
 
 struct AttentionCall {
   AttentionCall(nb::handle q, nb::handle k_pages, nb::handle k_scales, nb::handle v_pages, nb::handle v_scales,
-                float softmax_scale);
+                float softmax_scale, int64_t window, float cap, nb::handle sinks);
   nb::object write_to(nb::handle out);
   void run(int64_t count, const AttentionRows& rows, ThreadPool& pool) const;
 
@@ -127,6 +142,7 @@ struct EmbeddingCall {
 };
 
 // These raise ValueError, which names the argument.
+Gate gate_of(int kind, double limit);  // of a gated product, or none
 Array<const int32_t, 1> read_hot(nb::handle hot, int64_t columns);
 Array<const half, 2> read_hot_weight(nb::handle hot_weight, int64_t hot_count, int64_t channels);
 void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit);
@@ -134,8 +150,9 @@ Int8Weight read_code_panels(nb::handle codes, int64_t n, int64_t columns);  // a
 Int8Weight read_codes(nb::handle codes, int64_t n, int64_t columns);  // the same; all multipliers and shifts fit, so sums do
 void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit);
 void expect_turn(int64_t turn, int64_t columns);
+void expect_rotated(int64_t half, int64_t head_dim);  // a head has two halves of so many channels
 void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages);
-// The rows' sequences and positions hold, and every page they need exists.
-void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count);
+// The rows' sequences and positions hold, and every page that they see through this window exists.
+void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count, int64_t window);
 
 }  // namespace edge

@@ -33,10 +33,10 @@ constexpr int half_panels() {
 
 EDGE_INLINE f32x16 some_halves(const uint16_t* p, int lanes) { return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes); }
 
-// Output channels first..first+width, and for SwiGLU those of the up half; either in whole panels, the last one filled up.
+// Output channels first..first+width, and with a gate those of the up half; either in whole panels, the last one filled up.
 struct HalfStrip {
   int64_t first, width;
-  int64_t halves;  // 2 for SwiGLU
+  int64_t halves;  // 2 with a gate
   int64_t up;      // from a gate's channel to its up channel
   int64_t half_panels() const { return ceil_div(width, kLanes); }
   int64_t half_lanes() const { return half_panels() * kLanes; }
@@ -154,17 +154,33 @@ static void multiply_chunk(const float* x, int64_t x_stride, int64_t rows, const
   }
 }
 
-// What follows the products of the rows begin..end: bias, and the addition or SwiGLU; sums [end - begin, strip.lanes()].
-static void finish_strip(const HalfLinearArgs& a, int64_t begin, int64_t end, const HalfStrip& strip, const float* sums) {
+// A strip's gates meet their up channels in place of the gates; without bias.
+static void gate_strip(const HalfLinearArgs& a, int64_t rows, const HalfStrip& strip, float* sums) {
+  const int64_t up = strip.half_lanes();
+  if (a.bias != nullptr)
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t half = 0; half < 2; ++half)
+        each_vector(strip.width, [&](int64_t i, int lanes) EDGE_INLINE_LAMBDA {
+          float* const y = sums + m * strip.lanes() + half * up + i;
+          store(y, add(load(y), load_some(a.bias + strip.first + half * strip.up + i, lanes)));
+        });
+  gate_block(a.gate, sums, sums + up, strip.lanes(), rows, up, sums, strip.lanes());
+}
+
+// What follows the products of the rows begin..end: bias, and the addition or gate; sums [end - begin, strip.lanes()].
+static void finish_strip(const HalfLinearArgs& a, int64_t begin, int64_t end, const HalfStrip& strip, float* sums) {
+  const bool swiglu_last = a.gate.kind == kSilu, met = a.gate.kind != kNoGate && !swiglu_last;
+  const float* bias = met ? nullptr : a.bias;
+  if (met) gate_strip(a, end - begin, strip, sums);
   const int64_t up = strip.half_lanes(), width = a.width();
   for (int64_t m = begin; m < end; ++m, sums += strip.lanes())
     each_vector(strip.width, [&](int64_t i, int lanes) EDGE_INLINE_LAMBDA {
       const int64_t n = strip.first + i, at = m * width + n;
       f32x16 y = load(sums + i);
-      if (a.bias != nullptr) y = add(y, load_some(a.bias + n, lanes));
-      if (a.swiglu) {
+      if (bias != nullptr) y = add(y, load_some(bias + n, lanes));
+      if (swiglu_last) {
         f32x16 other = load(sums + up + i);
-        if (a.bias != nullptr) other = add(other, load_some(a.bias + strip.up + n, lanes));
+        if (bias != nullptr) other = add(other, load_some(bias + strip.up + n, lanes));
         y = swiglu(y, other);
       }
       if (a.add != nullptr) y = add(y, load_some(a.add + at, lanes));
@@ -295,7 +311,7 @@ struct HalfCut {
 EDGE_INLINE HalfCut cut_half(const HalfLinearArgs& a, int threads) {
   constexpr int64_t kProductsPerWorker = 64 << 10;  // some microseconds: less is not worth waking a core
   constexpr int64_t kFewRows = 24, kMostRows = 132, kFewWidth = 1024, kManyWidth = 256, kWhole = 32;
-  const int64_t halves = a.swiglu ? 2 : 1, width = a.width();
+  const int64_t halves = a.gate.kind != kNoGate ? 2 : 1, width = a.width();
   int64_t workers = min_i64(threads, 1 + a.rows * a.channels * a.columns / kProductsPerWorker);
   const bool stream = a.rows == 1 || (a.rows <= kStreamRows && width >= workers * kStreamWidth);
   // Shorter runs than those cost more than another core brings.
@@ -319,7 +335,7 @@ static bool half_linear(const HalfLinearArgs& a, ThreadPool& pool) {
       [&](int64_t item_begin, int64_t item_end, int worker) {
         for (int64_t item = item_begin; item < item_end; ++item) {
           const int64_t first = item % cut.strips * cut.width, begin = item / cut.strips * cut.block_rows;
-          const HalfStrip strip = {first, min_i64(cut.width, a.width() - first), a.swiglu ? 2 : 1, a.width()};
+          const HalfStrip strip = {first, min_i64(cut.width, a.width() - first), a.gate.kind != kNoGate ? 2 : 1, a.width()};
           if (cut.stream) stream_rows_of(a, x, stride, strip, worker, pool);
           else multiply_strip(a, x, stride, begin, min_i64(begin + cut.block_rows, a.rows), strip, worker, pool);
         }

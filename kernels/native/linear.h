@@ -1,6 +1,5 @@
 // The INT8 linear y = x . W^T: activations quantized row by row, exact int32 products, and one epilogue per register tile
-// that scales, adds bias, hot columns, residual and `add` before the tile's only store (or, for SwiGLU, before the gate meets
-// the up half).
+// that scales, adds bias, hot columns, residual and `add` before the tile's only store (or before the gate meets the up half).
 //
 // Per output element the float operations and their order are fixed (see kernels/reference/linear.py, `linear`), whatever the
 // tile it falls in; that is why a row does not depend on the number of rows, threads or on the ISA.
@@ -31,8 +30,9 @@ using Activation = Int8Dot::Activation;
 
 // Everything a tile needs, constant during a call.
 struct LinearPlan {
-  Int8Weight weight;              // for SwiGLU: the gate, the first half of the panels
-  Int8Weight up;                  // for SwiGLU: the second half; else without channels
+  Int8Weight weight;              // with a gate: the first half of the panels
+  Int8Weight up;                  // with a gate: the second half; else without channels
+  Gate gate;
   const Activation* activations;  // [M, stride], see Int8Dot::place
   int64_t stride;                 // elements, see activation_stride()
   int64_t rows;
@@ -216,7 +216,7 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const Panels&
   finish_tile<R, P, Rounded>(plan, weight, panels, hot_weight, m, first, dot, to);
 }
 
-// Panels from number `first` on, and for SwiGLU those of the up half.
+// Panels from number `first` on, and with a gate those of the up half.
 template <class Panels>
 struct OutputPanels {
   int64_t first;
@@ -247,7 +247,7 @@ void gate_up_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>&
   finish(Index<1>{}, plan.up, panels.up, plan.hot_weight + plan.width, up);
 }
 
-// Rows m..m+R of the call's output; for SwiGLU gate and up meet here.
+// Rows m..m+R of the call's output; gate and up meet here.
 template <int R, int P, int Unroll, class Panels>
 void output_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& panels, NextShare next) {
   const int64_t first = panels.first, width = plan.width, at = m * width + first * kTileChannels;
@@ -269,6 +269,7 @@ void output_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& 
     tile(plan, plan.weight, panels.weight, plan.hot_weight, m, first, next, {gate, nullptr, kWidth});
     tile(plan, plan.up, panels.up, plan.hot_weight + width, m, first, next, {up, nullptr, kWidth});
   }
+  if (plan.gate.kind != kSilu) return gate_block(plan.gate, gate, up, kWidth, R, kWidth, plan.out + at, width);
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < kWidth; n += kLanes)
       store(plan.out + at + r * width + n, swiglu(load(gate + r * kWidth + n), load(up + r * kWidth + n)));
@@ -581,9 +582,10 @@ static bool linear(const QuantizeInput& input, const Int8Weight* parts, int64_t 
   return true;
 }
 
-static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out,
-                          ThreadPool& pool) {
+static bool linear_gated(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, Gate gate, float* out,
+                         ThreadPool& pool) {
   LinearPlan plan = {};
+  plan.gate = gate;
   const int64_t width = weight.channels / 2;
   plan.weight = weight;
   plan.hot_weight = hot_weight;
@@ -674,7 +676,7 @@ static void merge(const MergeArgs& args, ThreadPool& pool) {
 }
 
 constexpr LinearKernels linear_kernels = {&quantize, &linear_int8,   &hot_product,     &overflow_product, &merge,
-                                          &linear,   &linear_swiglu, &int8_operations, &read_stream};
+                                          &linear,   &linear_gated, &int8_operations, &read_stream};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

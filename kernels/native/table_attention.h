@@ -10,7 +10,8 @@ namespace edge {
 
 constexpr int64_t kPage = 16;      // tokens in a page
 constexpr int64_t kSegment = 256;  // tokens in a segment: one softmax each, merged in ascending order
-constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxHeadDim = 512;  // 512 * 127 * 32767 < 2^31
+constexpr int64_t kNoWindow = INT64_MAX;
 
 struct AppendArgs {
   float* source;  // [M, Hkv, D], the row stride in elements
@@ -24,10 +25,13 @@ struct AppendArgs {
 // In this order, on the rows of a joint q|k|v matrix.
 struct RopeAppendArgs {
   NormArgs q_norm, k_norm;  // gain null: none
-  RopeArgs rope;            // query and key heads
+  RopeArgs rope;            // query and key heads, the first 2 * half channels of each
   const float* k_offset;    // [Hkv, D], subtracted from the keys
   int64_t turn;             // block of a head's channels that is turned in queries and keys, last (see turn.h); 0: none
   AppendArgs k, v;
+  NormArgs v_norm = {};            // gain null: none
+  bool norm_last = false;          // queries and keys are normed behind the rotation
+  const float* q_scale = nullptr;  // [C]: the factor of the queries at a position; null: none
 };
 
 struct AttentionArgs {
@@ -41,13 +45,17 @@ struct AttentionArgs {
   const int32_t *row_sequence, *row_position;  // [M]
   float softmax_scale;
   float* out;  // [M, Hq, D]
+  int64_t window = kNoWindow;    // a row at position p sees the tokens j with p - j < window
+  float cap = 0.0f;              // scores become cap * tanh(score / cap); 0: they stay
+  const float* sinks = nullptr;  // [Hq]: one more logit of each head, whose value is zero; or null
 };
 
 // Query rows row .. row+rows-1 (one sequence) with the query heads of one kv head: the queries that share keys.
 // Query n of a tile is row n / group, head kv_head * group + n % group.
 struct AttentionTile {
   int64_t row, rows, kv_head;
-  int64_t segments;  // up to the tile's last position
+  int64_t segments;   // up to the tile's last position
+  int64_t first = 0;  // the first of them that a row sees
 };
 
 // The tile and segment that a worker probably does next: its keys are fetched meanwhile. `tile` null: none.
@@ -80,7 +88,8 @@ struct AttentionKernels {
   void (*load_queries)(const AttentionArgs&, const AttentionTile&, float* scratch);
   // One segment of a tile.
   void (*attend_segment)(const AttentionArgs&, const AttentionTile&, int64_t segment, NextSegment, SoftmaxPart, float* scratch);
-  // The parts of a tile's segments, `stride` floats apart, merged in ascending order into the first, to the result.
+  // The parts of a tile's segments from its first one on, `stride` floats apart, merged in ascending order into the first, to the
+  // result.
   void (*join)(const AttentionArgs&, const AttentionTile&, float* parts, int64_t stride);
 };
 

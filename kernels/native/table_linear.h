@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "pool.h"
+#include "table_pointwise.h"
 
 namespace edge {
 
@@ -123,9 +124,9 @@ struct LinearKernels {
   // `add` [M, N] or null is added last; it may be `out`. False: an activation is not finite, `out` is untouched.
   bool (*linear)(const QuantizeInput& input, const Int8Weight* parts, int64_t part_count, const uint16_t* hot_weight,
                  const float* add, float* out, ThreadPool& pool);
-  // silu(y[:, :N/2]) * y[:, N/2:] of the y that `linear` gives, out [M, N/2]; N/2 must be whole panels.
-  bool (*linear_swiglu)(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out,
-                        ThreadPool& pool);
+  // The gate y[:, :N/2] and the up half y[:, N/2:] of the y that `linear` gives, met in out [M, N/2]; N/2 must be whole panels.
+  bool (*linear_gated)(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, Gate gate, float* out,
+                       ThreadPool& pool);
   // Roofs: the bare microkernel on data in L1, `repeats` times on every worker, returns the operations done; and a
   // streaming read, returns a value that depends on every byte.
   int64_t (*int8_operations)(int64_t repeats, ThreadPool& pool);

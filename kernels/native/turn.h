@@ -138,7 +138,7 @@ static void turn_rows(const TurnArgs& a, int64_t begin, int64_t end) {
   for (int64_t m = begin; m < end; ++m) turn_in_place(a.x + m * a.columns, a.columns, a.block);
 }
 
-constexpr PointwiseKernels pointwise_kernels = {norm_rows, rope_rows, swiglu_rows, turn_rows};
+constexpr PointwiseKernels pointwise_kernels = {norm_rows, rope_rows, gate_rows, activate_rows, turn_rows};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

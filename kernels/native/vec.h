@@ -543,6 +543,12 @@ EDGE_INLINE void store_low_i16(int16_t* p, i32x16 a, i32x16 b) {
 
 EDGE_INLINE f32x16 clamp(f32x16 a, f32x16 low, f32x16 high) { return min(max(a, low), high); }
 
+// The first n lanes of a, and the others of b.
+EDGE_INLINE f32x16 first_or(f32x16 a, int64_t n, f32x16 b) {
+  alignas(64) static constexpr float kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return select_less(load(kLane), broadcast(static_cast<float>(n)), a, b);
+}
+
 // The nearest float16, half to even; beyond its range (and for NaN) an end of it.
 EDGE_INLINE f32x16 saturated_f16(f32x16 a) {
   uint16_t half[kLanes];
@@ -584,6 +590,12 @@ EDGE_INLINE f32x16 exp(f32x16 x) {
   y = float_of_bits(add_i32(bits_of(y), shift_left(round_even(n), 23)));
   y = select_less(x, broadcast(-0x1.5d589ep+6f), zero(), y);                      // below 2^-126
   return select_less(broadcast(0x1.62e42ep+6f), x, broadcast(__builtin_inff()), y);  // above FLT_MAX
+}
+
+// 1 - 2 / (e^2x + 1), |error| < 2e-7; 1 and -1 at the ends, NaN kept.
+EDGE_INLINE f32x16 tanh(f32x16 x) {
+  const f32x16 two = broadcast(2.0f), one = broadcast(1.0f);
+  return sub(one, div(two, add(exp(mul(x, two)), one)));
 }
 
 }  // namespace EDGE_VARIANT

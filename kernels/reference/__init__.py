@@ -44,7 +44,7 @@ from kernels.reference.numeric import (
     reduce_lanes,
     to_lanes,
 )
-from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
+from kernels.reference.pointwise import activate, exp, gated, head_norm, layer_norm, rms_norm, rope, swiglu, tanh
 from kernels.reference.program import Program
 from kernels.reference.sampling import (
     sampling_best,
@@ -75,12 +75,14 @@ __all__ = [
     "Program",
     "Residual",
     "Rounding",
+    "activate",
     "append_kv",
     "crc32c",
     "embedding",
     "exp",
     "exp2_negative",
     "fma",
+    "gated",
     "gather_rows",
     "half_linear",
     "head_norm",
@@ -89,6 +91,7 @@ __all__ = [
     "keys_of",
     "lane_dot",
     "lane_sum",
+    "layer_norm",
     "linear",
     "linear_int8",
     "linear_rounded",
@@ -111,6 +114,7 @@ __all__ = [
     "sampling_mask",
     "sampling_masses",
     "swiglu",
+    "tanh",
     "to_lanes",
     "turn",
     "unpack_tiles",

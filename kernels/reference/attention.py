@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.reference.numeric import fma, into, lane_sum
-from kernels.reference.pointwise import head_norm, rope
+from kernels.reference.pointwise import head_norm, rope, tanh
 from kernels.reference.turn import turn as turned
 from kernels.types import F16, F32, I8, I32, I64
 
@@ -85,17 +85,28 @@ def rope_append(
     v_scales: F16,
     slots: I64,
     turn: int = 0,
+    *,
+    v_gain: F32 | None = None,
+    norm_last: bool = False,
+    q_scale: F32 | None = None,
 ) -> None:
-    """`head_norm` where there is a gain, `rope`, k - k_offset [Hkv, D], `turn` of q and k, `append_kv`.
+    """`head_norm` where there is a gain, `rope`, q * q_scale[position], k - k_offset [Hkv, D], `turn` of q and k, `append_kv`.
 
-    qkv [M, (Hq + 2 Hkv) * D] in place.
+    With `norm_last` queries and keys are rotated first.  qkv [M, (Hq + 2 Hkv) * D] in place.
     """
     joint = qkv.reshape(len(qkv), heads + 2 * kv_heads, head_dim)
     q, k, v = joint[:, :heads], joint[:, heads : heads + kv_heads], joint[:, heads + kv_heads :]
     for x, gain in ((q, q_gain), (k, k_gain)):
+        if norm_last:
+            rope(x, positions, cos, sin)
         if gain is not None:
             head_norm(x, gain, eps)
-        rope(x, positions, cos, sin)
+        if not norm_last:
+            rope(x, positions, cos, sin)
+    if v_gain is not None:
+        head_norm(v, v_gain, eps)
+    if q_scale is not None:
+        q *= q_scale[positions][:, None, None]
     k -= k_offset
     q[:], k[:] = turned(q, turn), turned(k, turn)
     append_kv(k, v, k_pages, k_scales, v_pages, v_scales, slots)
@@ -113,27 +124,39 @@ def paged_attention(
     softmax_scale: float,
     *,
     out: F32 | None = None,
+    window: int = 0,
+    cap: float = 0.0,
+    sinks: F32 | None = None,
 ) -> F32:
     """Softmax attention of the rows q[M, Hq, D] over INT8 pages -> [M, Hq, D].
 
-    Row m sees the tokens 0..row_position[m] of its sequence, whose page j is page_table[row_sequence[m], j]; a row at -1
-    sees none and gets zeros. Head h reads kv head h // (Hq/Hkv). Part of the definition: segments of 256 tokens, a softmax
-    in each, merged in ascending order; exact integer products of int16 queries and weights (see `_to_int16`).
+    Row m sees the tokens j <= p = row_position[m] of its sequence, with a `window` those with p - j < window. Page j of the
+    sequence is page_table[row_sequence[m], j]; a row at -1 sees none and gets zeros. Head h reads kv head h // (Hq/Hkv).
+    Part of the definition: segments of 256 tokens from the sequence's first one on, a softmax in each that the row sees some
+    of, merged in ascending order; exact integer products of int16 queries and weights (see `_to_int16`). A token that is
+    hidden has weight 0 and adds 0 to the sum.
+    With a `cap` a score s becomes cap * tanh(s / cap). `sinks` [Hq] are logits, which no scale multiplies: that of a head
+    joins its maximum and its sum behind the last segment.
     """
     result = np.zeros(q.shape, np.float32)
     group = q.shape[1] // k_pages.shape[1]
     for m in range(q.shape[0]):
         tokens = int(row_position[m]) + 1
-        pages = page_table[row_sequence[m], : -(-tokens // PAGE)]
+        first = max(0, tokens - window) if window else 0
+        base = first // SEGMENT * SEGMENT
+        there = slice(base // PAGE, -(-tokens // PAGE))
+        pages = page_table[row_sequence[m], there].copy()
+        pages[: first // PAGE - base // PAGE] = pages[-1:]  # they hold nothing that is seen, and may be gone
         scaled = q[m] * (np.float32(softmax_scale) * LOG2_E)
-        k, k_scale = _gather_tokens(keys_of(k_pages[pages]), k_scales[pages], tokens, group)
-        v, v_scale = _gather_tokens(values_of(v_pages[pages]), v_scales[pages], tokens, group)
+        k, k_scale = _gather_tokens(keys_of(k_pages[pages]), k_scales[pages], tokens - base, group)
+        v, v_scale = _gather_tokens(values_of(v_pages[pages]), v_scales[pages], tokens - base, group)
         part = None
-        for begin in range(0, tokens, SEGMENT):
-            at = slice(begin, begin + SEGMENT)
-            part = _merge(part, _attend_segment(scaled, k[:, at], k_scale[:, at], v[:, at], v_scale[:, at]))
+        for begin in range(0, tokens - base, SEGMENT):
+            at, hidden = slice(begin, begin + SEGMENT), max(0, first - base - begin)
+            part = _merge(part, _attend_segment(scaled, k[:, at], k_scale[:, at], v[:, at], v_scale[:, at], hidden, cap))
         if part is not None:
-            result[m] = part[2] / part[1][:, None]
+            _, total, value = part if sinks is None else _join_sinks(part, sinks)
+            result[m] = value / total[:, None]
     return into(out, result)
 
 
@@ -177,17 +200,35 @@ def exp2_negative(y: F32) -> F32:
 _PartialAttention = tuple[F32, F32, F32]  # per head: maximum [H], sum of exponentials [H], weighted sum of values [H, D]
 
 
-def _attend_segment(q: F32, k: I32, k_scale: F32, v: I32, v_scale: F32) -> _PartialAttention:
-    """q[H, D] (already times the softmax scale) on at most 256 tokens: k, v [H, T, D], k_scale, v_scale [H, T]."""
+def _attend_segment(q: F32, k: I32, k_scale: F32, v: I32, v_scale: F32, hidden: int, cap: float) -> _PartialAttention:
+    """q[H, D] (already times the softmax scale) on at most 256 tokens: k, v [H, T, D], k_scale, v_scale [H, T].
+
+    The first `hidden` tokens are not seen.
+    """
     q_int, q_step = _to_int16(q)
     with np.errstate(invalid="ignore", over="ignore"):
         dot = np.einsum("hd,htd->ht", q_int, k).astype(np.float32)  # exact: |sum| <= 256 * 2^15 * 2^7
         score = (dot * k_scale) * q_step[:, None]
-        top = score.max(axis=-1)
+        if cap:
+            most = np.float32(cap) * LOG2_E
+            score = tanh(score * (np.float32(1) / most)) * most
+        top = score[:, hidden:].max(axis=-1)
         p = exp2_negative(score - top[:, None])
-        weight, weight_step = _to_int16(p * v_scale)
+        p[:, :hidden] = 0
+        product = p * v_scale
+        product[:, :hidden] = 0
+        weight, weight_step = _to_int16(product)
         value = np.einsum("ht,htd->hd", weight, v).astype(np.float32) * weight_step[:, None]
     return top, lane_sum(p), value
+
+
+def _join_sinks(part: _PartialAttention, sinks: F32) -> _PartialAttention:
+    """One more logit for each head, of a token whose value is 0."""
+    sink = sinks * LOG2_E
+    top = np.maximum(part[0], sink)
+    with np.errstate(invalid="ignore"):
+        a, b = exp2_negative(part[0] - top), exp2_negative(sink - top)
+    return top, fma(part[1], a, b), part[2] * a[:, None]
 
 
 def _merge(left: _PartialAttention | None, right: _PartialAttention) -> _PartialAttention:

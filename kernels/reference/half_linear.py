@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.activation import SILU, Activation
 from kernels.reference.numeric import fma, into
-from kernels.reference.pointwise import _swiglu, rms_norm
+from kernels.reference.pointwise import gated, rms_norm
 from kernels.types import F16, F32
 
 
@@ -17,15 +18,17 @@ def half_linear(
     add: F32 | None = None,
     gain: F32 | None = None,
     eps: float = 0.0,
+    gate: Activation | None = None,
     swiglu: bool = False,
     out: F32 | None = None,
 ) -> F32:
-    """x[M, K], normed with `gain`, times weight[K, N], + bias[N], + add[M, N] -> [M, N]; with `swiglu` swiglu(y) [M, N/2].
+    """x[M, K], normed with `gain`, times weight[K, N], + bias[N], + add[M, N] -> [M, N]; with a `gate` gated(y, gate) [M, N/2].
 
     From 0, for k ascending: y = fma(x[:, k], weight[k], y).
     """
-    if swiglu and add is not None:
-        raise ValueError("`swiglu` takes no `add`")
+    gate = SILU if swiglu else gate
+    if gate is not None and add is not None:
+        raise ValueError("`gate` takes no `add`")
     normed = x if gain is None else rms_norm(x, gain, eps)
     if not np.isfinite(normed).all():
         raise ValueError("non-finite activation")
@@ -34,6 +37,6 @@ def half_linear(
         y = fma(normed[:, k, None], weight[k].astype(np.float32), y)
     if bias is not None:
         y = y + bias
-    if swiglu:
-        y = _swiglu(y)
+    if gate is not None:
+        y = gated(y, gate)
     return into(out, y if add is None else y + add)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.activation import SILU, Activation
 from kernels.reference.layout import unpack_tiles
 from kernels.reference.numeric import fma, into
-from kernels.reference.pointwise import _swiglu, rms_norm
+from kernels.reference.pointwise import gated, rms_norm
 from kernels.reference.turn import turn as turned
 from kernels.types import F16, F32, I8, I32, Residual, Rounding
 
@@ -157,6 +158,7 @@ def linear(
     shadow: bool = True,
     gain: F32 | None = None,
     eps: float = 0.0,
+    gate: Activation | None = None,
     swiglu: bool = False,
     turn: int = 0,
     out: F32 | None = None,
@@ -167,15 +169,16 @@ def linear(
     linear_rounded. Without `shadow` the hot columns and the residual are lost. With `turn` rows are turned behind the norm.
     Without an `input_scale` every row has its own, `product_scale` is weight_scale, and the product is
     (float32(dot) * product_scale) * row_scale (+ bias).
-    With `swiglu`, which excludes `add`, the result is swiglu(y) [M, N/2].
+    With a `gate`, which excludes `add`, the result is gated(y, gate) [M, N/2]; `swiglu` is the gate SILU.
     """
-    if swiglu and add is not None:
-        raise ValueError("`swiglu` takes no `add`")
+    gate = SILU if swiglu else gate
+    if gate is not None and add is not None:
+        raise ValueError("`gate` takes no `add`")
     normed = x if gain is None else rms_norm(x, gain, eps)
     if input_scale is None:
         y = _row_scaled(normed, tiles, n, product_scale, bias, turn)
         merge(y, None, None, None, product_scale, add=add)
-        return into(out, _swiglu(y) if swiglu else y)
+        return into(out, y if gate is None else gated(y, gate))
     q, residual = quantize(normed, input_scale, hot, residual=shadow, turn=turn)
     if rounding is None:
         y = linear_int8(q, tiles, n, product_scale, row_sum, bias=bias)
@@ -183,7 +186,7 @@ def linear(
         y = linear_rounded(q, tiles, n, rounding, row_sum)
     hot_sum = hot_product(normed, hot, hot_weight) if shadow and len(hot) else None
     merge(y, hot_sum, residual, overflow_product(residual, tiles, n, x.shape[1]), product_scale, add=add)
-    return into(out, _swiglu(y) if swiglu else y)
+    return into(out, y if gate is None else gated(y, gate))
 
 
 def _row_scaled(x: F32, tiles: I8, n: int, product_scale: F32, bias: F32 | None, turn: int) -> F32:

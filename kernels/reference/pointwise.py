@@ -1,10 +1,11 @@
-"""Row-wise float32: norms, rotary embedding, SwiGLU."""
+"""Row-wise float32: norms, rotary embedding, gates and activations."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels.reference.numeric import fma, into, lane_dot
+from kernels.activation import SILU, Activation
+from kernels.reference.numeric import fma, into, lane_dot, lane_sum
 from kernels.types import F32, I32
 
 
@@ -28,13 +29,31 @@ def exp(x: F32) -> F32:
     return np.asarray(np.where(x > f32(float.fromhex("0x1.62e42ep+6")), f32(np.inf), y))
 
 
-def rms_norm(x: F32, gain: F32, eps: float, *, out: F32 | None = None) -> F32:
-    """x[M, K], gain[K] -> (x * r) * gain with r = 1 / sqrt(mean(x^2) + eps)."""
+def tanh(x: F32) -> F32:
+    """1 - 2 / (e^2x + 1), as the kernels compute it: |error| < 2e-7."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.float32(1) - np.float32(2) / (exp(x * np.float32(2)) + np.float32(1)))
+
+
+def rms_norm(x: F32, gain: F32, eps: float, *, out: F32 | None = None, add: F32 | None = None) -> F32:
+    """x[M, K], gain[K] -> (x * r) * gain (+ add[M, K]) with r = 1 / sqrt(mean(x^2) + eps)."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        mean = lane_dot(x, x) / np.float32(x.shape[-1])
-        r = np.float32(1) / np.sqrt(mean + np.float32(eps))
-        y = (x * r[..., None]) * gain
-    return into(out, y)
+        y = (x * _inverse_root(x, eps)) * gain
+    return into(out, y if add is None else y + add)
+
+
+def layer_norm(x: F32, gain: F32, bias: F32 | None, eps: float, *, out: F32 | None = None, add: F32 | None = None) -> F32:
+    """x[M, K], gain[K], bias[K] -> (d * r) * gain (+ bias) (+ add[M, K]): d = x - mean(x), r = 1 / sqrt(mean(d^2) + eps)."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        d = x - (lane_sum(x) / np.float32(x.shape[-1]))[..., None]
+        y = (d * _inverse_root(d, eps)) * gain
+        if bias is not None:
+            y = y + bias
+    return into(out, y if add is None else y + add)
+
+
+def _inverse_root(x: F32, eps: float) -> F32:
+    return np.asarray(np.float32(1) / np.sqrt(lane_dot(x, x) / np.float32(x.shape[-1]) + np.float32(eps)))[..., None]
 
 
 def head_norm(x: F32, gain: F32, eps: float) -> None:
@@ -43,24 +62,85 @@ def head_norm(x: F32, gain: F32, eps: float) -> None:
 
 
 def rope(x: F32, positions: I32, cos: F32, sin: F32) -> None:
-    """In place, rotary embedding by halves: x[M, H, D], positions[M], cos and sin [C, D/2].
+    """In place, rotary embedding by halves: x[M, H, D], positions[M], cos and sin [C, R/2] with R <= D.
 
-    (x1, x2) -> (fma(-x2, s, x1*c), fma(x1, s, x2*c)), x1 and x2 the halves of a head (the layout of Hugging Face).
+    (x1, x2) -> (fma(-x2, s, x1*c), fma(x1, s, x2*c)), x1 and x2 the halves of a head's first R channels (the layout of Hugging
+    Face); the others stay.
     """
-    half = x.shape[-1] // 2
+    half = cos.shape[1]
     c, s = cos[positions][:, None], sin[positions][:, None]
-    x1, x2 = x[..., :half].copy(), x[..., half:].copy()
+    x1, x2 = x[..., :half].copy(), x[..., half : 2 * half].copy()
     x[..., :half] = fma(-x2, s, x1 * c)
-    x[..., half:] = fma(x1, s, x2 * c)
+    x[..., half : 2 * half] = fma(x1, s, x2 * c)
+
+
+def activate(x: F32, kind: Activation, *, out: F32 | None = None) -> F32:
+    """The activation of every element; `kind` is not a clamped_silu."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.name == "soft_cap":
+            limit = np.float32(kind.limit)
+            return into(out, tanh(x * (np.float32(1) / limit)) * limit)
+        return into(out, _ACTIVATIONS[kind.name](x))
+
+
+def gated(gate_up: F32, gate: Activation, *, out: F32 | None = None) -> F32:
+    """gate_up[M, 2F], the gate in the left half -> activation(gate) * up [M, F]; a clamped_silu changes up itself."""
+    width = gate_up.shape[1] // 2
+    g, u = gate_up[:, :width], gate_up[:, width:]
+    with np.errstate(invalid="ignore", over="ignore"):
+        if gate.name == "clamped_silu":
+            return into(out, _clamped_silu(g, u, np.float32(gate.limit)))
+        return into(out, activate(g, gate) * u)
 
 
 def swiglu(gate_up: F32, *, out: F32 | None = None) -> F32:
-    """gate_up[M, 2F], the gate in the left half -> silu(gate) * up [M, F], silu(g) = g / (1 + exp(-g))."""
-    width = gate_up.shape[1] // 2
-    gate, up = gate_up[:, :width], gate_up[:, width:]
-    with np.errstate(invalid="ignore", over="ignore"):
-        y = (gate / (np.float32(1) + exp(-gate))) * up
-    return into(out, y)
+    """`gated` by silu."""
+    return gated(gate_up, SILU, out=out)
 
 
-_swiglu = swiglu  # `linear` has an argument of that name
+def _silu(g: F32) -> F32:
+    return np.asarray(g / (np.float32(1) + exp(-g)))
+
+
+def _gelu_tanh(g: F32) -> F32:
+    slope = fma(g * g, _hex("-0x1.2444f2p-4"), _hex("-0x1.988454p+0"))  # -2 sqrt(2 / pi) (0.044715 g^2 + 1)
+    return np.asarray(g / (np.float32(1) + exp(g * slope)))
+
+
+def _gelu_erf(g: F32) -> F32:
+    """g times the normal distribution's integral: its tail by exp and a polynomial in t = 1 / (1 + |g| / sqrt(8)).
+
+    The polynomial is e^(z^2) erfc(z) / t with z = |g| / sqrt(2), of relative error < 5e-8 up to z = 10.
+    """
+    t = np.float32(1) / fma(np.abs(g), _hex("0x1.6a09e6p-2"), np.float32(1))
+    p = np.full(g.shape, _hex("-0x1.e3e492p-5"))
+    for coefficient in (
+        "0x1.23679cp-2", "-0x1.f2e482p-2", "0x1.1cbd9ep-2", "-0x1.b43be0p-6",
+        "0x1.9f1a48p-3", "0x1.f1e064p-3", "0x1.2126fep-2", "0x1.20db44p-2",
+    ):  # fmt: skip
+        p = fma(p, t, _hex(coefficient))
+    tail = (p * t) * (np.float32(0.5) * exp((g * g) * np.float32(-0.5)))
+    return np.asarray(g * np.where(g < 0, tail, np.float32(1) - tail))
+
+
+def _relu(g: F32) -> F32:
+    return np.where(g < 0, np.float32(0), g)
+
+
+def _clamped_silu(gate: F32, up: F32, limit: np.float32) -> F32:
+    g = np.where(gate > limit, limit, gate)
+    u = np.where(up > limit, limit, np.where(up < -limit, -limit, up))
+    return np.asarray((u + np.float32(1)) * (g / (np.float32(1) + exp(g * _hex("-0x1.b3b646p+0")))))
+
+
+def _hex(number: str) -> np.float32:
+    return np.float32(float.fromhex(number))
+
+
+_ACTIVATIONS = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu_erf": _gelu_erf,
+    "relu": _relu,
+    "relu_squared": lambda g: _relu(g) * _relu(g),
+}

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from kernels.activation import SILU, Activation
 from kernels.reference.attention import PAGE, paged_attention, rope_append
 from kernels.reference.embedding import embedding
 from kernels.reference.half_linear import half_linear
 from kernels.reference.linear import linear
-from kernels.reference.pointwise import rms_norm, swiglu
+from kernels.reference.pointwise import activate, gated, layer_norm, rms_norm
 from kernels.types import F16, F32, I8, I32, I64, U8, U32
 
 
@@ -68,17 +69,34 @@ class Program:
 
         self._calls.append(call)
 
-    def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32) -> None:
+    def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32, add: F32 | None = None) -> None:
         def call(rows: ProgramRows) -> None:
             n = len(rows.positions)
-            out[:n] = rms_norm(x[:n], gain, eps)
+            out[:n] = rms_norm(x[:n], gain, eps, add=None if add is None else add[:n])
+
+        self._calls.append(call)
+
+    def layer_norm(self, x: F32, gain: F32, bias: F32 | None, eps: float, *, out: F32, add: F32 | None = None) -> None:
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            out[:n] = layer_norm(x[:n], gain, bias, eps, add=None if add is None else add[:n])
+
+        self._calls.append(call)
+
+    def gated(self, gate_up: F32, gate: Activation, *, out: F32) -> None:
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            out[:n] = gated(gate_up[:n], gate)
 
         self._calls.append(call)
 
     def swiglu(self, gate_up: F32, *, out: F32) -> None:
+        self.gated(gate_up, SILU, out=out)
+
+    def activate(self, x: F32, kind: Activation, *, out: F32) -> None:
         def call(rows: ProgramRows) -> None:
             n = len(rows.positions)
-            out[:n] = swiglu(gate_up[:n])
+            out[:n] = activate(x[:n], kind)
 
         self._calls.append(call)
 
@@ -100,23 +118,24 @@ class Program:
         v_scales: F16,
         *,
         turn: int = 0,
+        **how: Any,
     ) -> None:
         def call(rows: ProgramRows) -> None:
             these, positions = qkv[: len(rows.positions)], rows.positions
             rope_append(
                 these, heads, kv_heads, head_dim, positions, cos, sin, q_gain, k_gain, eps, k_offset,
-                k_pages, k_scales, v_pages, v_scales, rows.slots, turn,
+                k_pages, k_scales, v_pages, v_scales, rows.slots, turn, **how,
             )  # fmt: skip
 
         self._calls.append(call)
 
     def paged_attention(
-        self, q: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, softmax_scale: float, *, out: F32
+        self, q: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, softmax_scale: float, *, out: F32, **how: Any
     ) -> None:
         def call(rows: ProgramRows) -> None:
             n = len(rows.positions)
             seen = rows.page_table, rows.row_sequence, rows.positions
-            out[:n] = paged_attention(q[:n], k_pages, k_scales, v_pages, v_scales, *seen, softmax_scale)
+            out[:n] = paged_attention(q[:n], k_pages, k_scales, v_pages, v_scales, *seen, softmax_scale, **how)
 
         self._calls.append(call)
 

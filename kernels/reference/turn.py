@@ -16,7 +16,7 @@ def turn(x: F32, block: int) -> F32:
     distance = 1
     with np.errstate(over="ignore", invalid="ignore"):
         while distance < block:
-            pairs = y.reshape(*x.shape[:-1], -1, 2, distance)
+            pairs = y.reshape(*x.shape[:-1], x.shape[-1] // (2 * distance), 2, distance)
             a, b = pairs[..., 0, :], pairs[..., 1, :]
             y = np.stack([a + b, a - b], axis=-2).reshape(x.shape)
             distance *= 2

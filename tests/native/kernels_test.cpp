@@ -222,7 +222,10 @@ void run_linear(const KernelTable& table, Result& result, const LinearProblem& p
   result.add(residual.value);
 }
 
-// Rows normed on the way, SwiGLU on the way: each as the steps one by one.
+constexpr edge::Gate kGates[] = {{edge::kSilu, 0.0f}, {edge::kGeluTanh, 0.0f}, {edge::kGeluErf, 0.0f}, {edge::kRelu, 0.0f},
+                                 {edge::kReluSquared, 0.0f}, {edge::kClampedSilu, 0.5f}};
+
+// Rows normed on the way, gated on the way: each as the steps one by one.
 void run_linear_fused(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, End end) {
   const edge::LinearKernels& kernel = table.linear;
   const edge::Int8Weight weight = p.view(end);
@@ -235,10 +238,12 @@ void run_linear_fused(const KernelTable& table, Result& result, const LinearProb
   at_once.gain = gain.data();
   at_once.eps = eps;
   result.add_flag(kernel.linear(steps, &weight, 1, p.hot_weight.data(), nullptr, y.data(), pool));
-  table.pointwise.swiglu({y.data(), activated.data(), p.n / 2}, 0, p.m);
-  result.add_flag(kernel.linear_swiglu(at_once, weight, p.hot_weight.data(), fused.data(), pool));
-  result.expect(same_bits(activated, fused), "norm, linear and swiglu at once are not the three steps");
-  result.add(fused);
+  for (const edge::Gate gate : kGates) {
+    table.pointwise.gate({y.data(), activated.data(), p.n / 2, gate}, 0, p.m);
+    result.add_flag(kernel.linear_gated(at_once, weight, p.hot_weight.data(), gate, fused.data(), pool));
+    result.expect(same_bits(activated, fused), "norm, linear and gate at once are not the three steps");
+    result.add(fused);
+  }
 }
 
 // ---- W4 ----------------------------------------------------------------------------------------------------------
@@ -377,22 +382,25 @@ void run_half_linear(const KernelTable& table, Result& result, int64_t m, int64_
   table.pointwise.norm({x.data(), k, 0, normed.data(), k, 0, 1, k, gain.data(), 1e-5f}, 0, m);
   table.linear.hot_product(sum.data(), normed.data(), m, k, n, every.data(), k, weight.data(), pool);
   for (int64_t i = 0; i < m * n; ++i) sum[i] += bias[i % n];
-  edge::HalfLinearArgs args = {x.data(), m, k, n, weight.data(), bias.data(), gain.data(), 1e-5f, nullptr, found.data(), false};
+  edge::HalfLinearArgs args = {x.data(), m, k, n, weight.data(), bias.data(), gain.data(), 1e-5f, nullptr, found.data(), {}};
   result.add_flag(table.half.linear(args, pool));
   result.expect(same_bits(found, sum), "a linear of float16 is not the product of all channels");
   if (n % 2 == 0) {
     Array<float> activated(m * n / 2, -1.0f), fused(m * n / 2, -1.0f);
-    table.pointwise.swiglu({sum.data(), activated.data(), n / 2}, 0, m);
-    args.out = fused.data();
-    args.swiglu = true;
-    result.add_flag(table.half.linear(args, pool));
-    result.expect(same_bits(fused, activated), "swiglu at once is not swiglu behind it");
-    result.add(fused);
+    for (const edge::Gate gate : kGates) {
+      if (m > 2 && gate.kind != edge::kSilu && gate.kind != edge::kGeluErf) continue;  // all kinds meet in one place
+      table.pointwise.gate({sum.data(), activated.data(), n / 2, gate}, 0, m);
+      args.out = fused.data();
+      args.gate = gate;
+      result.add_flag(table.half.linear(args, pool));
+      result.expect(same_bits(fused, activated), "a gate at once is not a gate behind it");
+      result.add(fused);
+    }
   }
   for (int64_t i = 0; i < m * n; ++i) sum[i] += more[i];
   args.out = found.data();
   args.add = more.data();
-  args.swiglu = false;
+  args.gate = {};
   result.add_flag(table.half.linear(args, pool));
   result.expect(same_bits(found, sum), "an addition at once is not an addition behind it");
   result.add(found);
@@ -509,9 +517,11 @@ Pages stale_pages(int64_t count, int64_t kv_heads, int64_t dim) {
 
 // The rows of a joint matrix [rows, Hq + 2 Hkv, D], changed in place, turned by some angles, into `pages` pages.
 KeyValuePages append(const KernelTable& table, Array<float>& joint, int64_t q_heads, int64_t kv_heads, int64_t dim,
-                     const Array<int64_t>& slots, int64_t pages, const float* gain, int64_t turn = 0) {
-  const int64_t width = (q_heads + 2 * kv_heads) * dim, half = dim / 2;
+                     const Array<int64_t>& slots, int64_t pages, const float* gain, int64_t turn = 0, int64_t rotated = -1,
+                     bool norm_last = false) {
+  const int64_t width = (q_heads + 2 * kv_heads) * dim, half = (rotated < 0 ? dim : rotated) / 2;
   Random random(9);
+  const Array<float> q_scale = random.floats(4, 1.0f);
   const Array<float> cos = random.floats(4 * half, 1.0f), sin = random.floats(4 * half, 1.0f);
   const Array<float> k_offset = random.floats(kv_heads * dim, 1.0f);
   Array<int32_t> positions(slots.size());
@@ -527,7 +537,10 @@ KeyValuePages append(const KernelTable& table, Array<float>& joint, int64_t q_he
       k_offset.data(),
       turn,
       {k, width, kv_heads, dim, out.k.values.data(), out.k.scales.data(), slots.data()},
-      {k + kv_heads * dim, width, kv_heads, dim, out.v.values.data(), out.v.scales.data(), slots.data()}};
+      {k + kv_heads * dim, width, kv_heads, dim, out.v.values.data(), out.v.scales.data(), slots.data()},
+      norm_last ? norm(k + kv_heads * dim, kv_heads) : edge::NormArgs{},
+      norm_last,
+      norm_last ? q_scale.data() : nullptr};
   out.finite = table.attention.rope_append(args, 0, slots.size());
   return out;
 }
@@ -551,19 +564,24 @@ Array<float> attend(const KernelTable& table, edge::AttentionArgs args, const At
     for (int64_t h = 0; h < p.kv_heads; ++h) {
       const int64_t rows = std::min(p.rows_of_a_tile, p.rows - row), queries = rows * (p.q_heads / p.kv_heads);
       int32_t last = -1;
-      for (int64_t r = row; r < row + rows; ++r) last = std::max(last, args.row_position[r]);
-      const edge::AttentionTile tile = {row, rows, h, last < 0 ? 0 : last / edge::kSegment + 1};
+      int64_t seen = INT64_MAX;
+      for (int64_t r = row; r < row + rows; ++r) {
+        last = std::max(last, args.row_position[r]);
+        if (args.row_position[r] >= 0) seen = std::min(seen, std::max<int64_t>(0, args.row_position[r] + 1 - args.window));
+      }
+      const int64_t segments = last < 0 ? 0 : last / edge::kSegment + 1, first = last < 0 ? 0 : seen / edge::kSegment;
+      const edge::AttentionTile tile = {row, rows, h, segments, first};
       Array<float> scratch(kernel.scratch_floats(queries, p.head_dim), -1.0f);
       if (!by_segments) {
         kernel.attend(args, tile, nullptr, scratch.data());
         continue;
       }
       const int64_t stride = edge::attention_part_floats(queries, p.head_dim);
-      Array<float> parts(std::max<int64_t>(1, tile.segments) * stride, -1.0f);
+      Array<float> parts(std::max<int64_t>(1, segments - first) * stride, -1.0f);
       kernel.load_queries(args, tile, scratch.data());
-      for (int64_t s = tile.segments; s-- > 0;)
-        kernel.attend_segment(args, tile, s, {&tile, s - (s > 0)}, edge::attention_part(parts.data() + s * stride, queries),
-                              scratch.data());
+      for (int64_t s = segments; s-- > first;)
+        kernel.attend_segment(args, tile, s, {&tile, s - (s > first)},
+                              edge::attention_part(parts.data() + (s - first) * stride, queries), scratch.data());
       kernel.join(args, tile, parts.data(), stride);
     }
   return out;
@@ -589,14 +607,22 @@ void run_attention(const KernelTable& table, Result& result, const AttentionProb
                                     k.values.data(), v.values.data(), k.scales.data(), v.scales.data(),
                                     page_table.data(), max_pages, row_sequence.data(), row_position.data(),
                                     0.125f, nullptr};
-  const Array<float> out = attend(table, args, p, false);
   result.expect(pages.finite, "finite keys and values are refused");
-  result.expect(same_bits(out, attend(table, args, p, true)), "segments on their own give other bits");
+  const Array<float> sinks = random.floats(p.q_heads, 3.0f);
+  for (int64_t window : {edge::kNoWindow, int64_t{1}, int64_t{5}, int64_t{16}, int64_t{250}, int64_t{257}, int64_t{300}})
+    for (bool capped : {false, true}) {
+      edge::AttentionArgs these = args;
+      these.window = window;
+      if (capped) these.cap = 2.0f;
+      if (capped) these.sinks = sinks.data();
+      const Array<float> found = attend(table, these, p, false);
+      result.expect(same_bits(found, attend(table, these, p, true)), "segments on their own give other bits");
+      result.add(found);
+    }
   result.add(k.values);
   result.add(k.scales);
   result.add(v.values);
   result.add(v.scales);
-  result.add(out);
 }
 
 void test_attention(Report& report) {
@@ -634,9 +660,10 @@ void test_append(Report& report) {
   Array<int64_t> slots(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) slots[t] = t;
   const auto run = [&](const KernelTable& table, Result& result, const float* norm_gain, bool finite,
-                       int64_t turn = 0) {
+                       int64_t turn = 0, int64_t rotated = -1, bool norm_last = false) {
     Array<float> joint = tokens;
-    const KeyValuePages pages = append(table, joint, 2, 1, kDim, slots, kTokens / edge::kPage, norm_gain, turn);
+    const KeyValuePages pages =
+        append(table, joint, 2, 1, kDim, slots, kTokens / edge::kPage, norm_gain, turn, rotated, norm_last);
     result.expect(pages.finite == finite, "finite or not is mistaken");
     for (const Pages* each : {&pages.k, &pages.v}) {
       result.add(each->values);
@@ -649,6 +676,10 @@ void test_append(Report& report) {
   for (int64_t turn : {2, 8})
     report.compare(name_of("append, turned", {turn}),
                    [&](const KernelTable& table, Result& result) { run(table, result, nullptr, true, turn); });
+  for (int64_t rotated : {0, 4, 16})
+    report.compare(name_of("append, partly rotated, normed last", {rotated}), [&](const KernelTable& table, Result& result) {
+      run(table, result, gain.data(), true, 8, rotated, true);
+    });
   tokens[3 * kWidth + 3 * kDim + 16] = __builtin_nanf("");
   tokens[7 * kWidth + 2 * kDim + 2] = -kInfinity;
   report.compare("append of what is not finite",
@@ -674,6 +705,22 @@ void test_norm(Report& report) {
       result.expect(same_bits(out, in_place), "in place gives other bits");
       result.add(out);
     });
+    for (bool centred : {false, true})
+      for (bool more : {false, true})
+        report.compare(name_of("norm of rows", {dim, centred, more}), [&](const KernelTable& table, Result& result) {
+          Array<float> out(kRows * dim), in_place = x;
+          const Array<float> bias = Random(1).floats(dim, 1.0f), add = Random(2).floats(kRows * dim, 1.0f);
+          edge::NormArgs args = {x.data(), 2 * dim, 0, out.data(), dim, 0, 1, dim, gain.data(), 1e-5f, centred};
+          if (more) args.bias = bias.data(), args.add = add.data(), args.add_row_stride = dim;
+          table.pointwise.norm(args, 0, kRows);
+          args.x = args.out = in_place.data();
+          args.out_row_stride = 2 * dim;
+          table.pointwise.norm(args, 0, kRows);
+          for (int64_t i = 0; i < in_place.size(); ++i)
+            if (i / dim % 2 == 0) result.expect(in_place[i] == out[i / (2 * dim) * dim + i % dim], "strided rows give other bits");
+            else result.expect(in_place[i] == x[i], "what lies between rows is changed");
+          result.add(out);
+        });
   }
 }
 
@@ -723,14 +770,16 @@ void test_turn(Report& report) {
     }
 }
 
-void test_swiglu(Report& report) {
+void test_gates(Report& report) {
   for (int64_t width : {1, 15, 16, 50}) {
     Random random(static_cast<uint64_t>(width));
     const Array<float> gate_up = random.floats(3 * 2 * width, 20.0f);
-    report.compare(name_of("swiglu", {width}), [&](const KernelTable& table, Result& result) {
+    report.compare(name_of("gates", {width}), [&](const KernelTable& table, Result& result) {
       Array<float> out(3 * width);
-      table.pointwise.swiglu({gate_up.data(), out.data(), width}, 0, 3);
-      result.add(out);
+      for (const edge::Gate gate : kGates) {
+        table.pointwise.gate({gate_up.data(), out.data(), width, gate}, 0, 3);
+        result.add(out);
+      }
     });
   }
   // The exponential over its whole range, with what lies at and beyond its ends.
@@ -741,9 +790,16 @@ void test_swiglu(Report& report) {
   Array<float> gate_up(2 * kWidth, 1.0f);
   for (int64_t i = 0; i < kSteps; ++i) gate_up[i] = static_cast<float>(i - kSteps / 2) * 0.01f;
   std::copy(ends, ends + kEnds, gate_up.begin() + kSteps);
-  report.compare("swiglu from end to end", [&](const KernelTable& table, Result& result) {
+  report.compare("gates and activations from end to end", [&](const KernelTable& table, Result& result) {
     Array<float> out(kWidth);
-    table.pointwise.swiglu({gate_up.data(), out.data(), kWidth}, 0, 1);
+    for (const edge::Gate gate : kGates) {
+      table.pointwise.gate({gate_up.data(), out.data(), kWidth, gate}, 0, 1);
+      result.add(out);
+      if (gate.kind == edge::kClampedSilu) continue;
+      table.pointwise.activate({gate_up.data(), out.data(), kWidth, gate}, 0, 1);
+      result.add(out);
+    }
+    table.pointwise.activate({gate_up.data(), out.data(), kWidth, {edge::kSoftCap, 30.0f}}, 0, 1);
     result.add(out);
   });
 }
@@ -943,7 +999,7 @@ int main(int count, char** arguments) {
   test_norm(report);
   test_rope(report);
   test_turn(report);
-  test_swiglu(report);
+  test_gates(report);
   test_floats(report);
   test_sampling(report);
   test_roofs(report);

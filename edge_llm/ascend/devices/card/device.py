@@ -198,7 +198,7 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
     if runtime.attention_missing:
         return {"card": runtime.attention_missing}
-    if decoder is not None and (foreign := missing(decoder.layers)):
+    if decoder is not None and (foreign := missing(decoder)):
         return {"card": foreign}
     for attention in decoder.attentions if decoder else ():
         refusal = attention_refusal(runtime.law, attention.heads, attention.kv_heads, attention.head_dim)

@@ -14,13 +14,14 @@ What is added to the residual stream waits for the norm that reads the sum: one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.ascend.devices.card.key_forms import Attend, KeyForm, LayerKeys
 from edge_llm.ascend.devices.card.linears import NpuLinear
 from edge_llm.ascend.npu.calls import Calls
+from edge_llm.models.layer import Decoder
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Operation
 from edge_llm.operations.glu import GLU
@@ -267,10 +268,22 @@ _RUN: Mapping[type[Operation], Callable[[Any, _At], Any]] = {
 """How a card does each kind of operation."""
 
 
-def missing(layers: Sequence[Layer]) -> str | None:
-    """What a card cannot do of ``layers``, in a few words; None: it can do all."""
-    foreign = {operation.KIND for layer in layers for operation in layer.operations if type(operation) not in _RUN}
-    return f"a card does no `{min(foreign)}`" if foreign else None
+def missing(decoder: Decoder) -> str | None:
+    """What a card cannot do of ``decoder``, in a few words; None: it can do all."""
+    found = (_missing(operation) for layer in decoder.layers for operation in (*layer.operations, decoder.norm))
+    return next((what for what in found if what is not None), None)
+
+
+def _missing(operation: Operation) -> str | None:
+    if type(operation) not in _RUN:
+        return f"a card does no `{operation.KIND}`"
+    if isinstance(operation, Norm) and not operation.fits_linears:
+        return "a card does no norms that are added, or that take the mean off"
+    if isinstance(operation, GLU) and operation.activation != "silu":
+        return f"a card does no gate `{operation.activation}`"
+    if isinstance(operation, Attention) and not operation.is_plain:
+        return "a card does no attention with windows, caps, sinks, scales or norms of its own"
+    return None
 
 
 

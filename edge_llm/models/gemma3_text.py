@@ -1,0 +1,75 @@
+"""Gemma 3 (arXiv 2503.19786): norms before and behind every part, GeGLU, windows in five of six layers, which turn faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_llm.config import ModelConfig
+from edge_llm.errors import UnsupportedModel
+from edge_llm.models.blocks import (
+    SLIDING,
+    attention,
+    described,
+    every,
+    gain,
+    last_norm,
+    mlp,
+    output,
+    qkv,
+    read_activation,
+    read_layer_types,
+    read_rope,
+    read_shape,
+    root,
+)
+from edge_llm.models.fields import MAX_CONTEXT, Fields
+from edge_llm.models.gemma2 import layer_of
+from edge_llm.operations.base import Operation
+from edge_llm.operations.scores import Scores
+
+__all__ = ["config"]
+
+
+def config(raw: dict[str, Any]) -> ModelConfig:
+    """Read a ``model_type: gemma3_text`` config.json."""
+    fields = Fields(raw)
+    shape = read_shape(raw, kv_heads=4, head_dim=256, context=131072, tied=True)
+    if fields.flag("use_bidirectional_attention", False):
+        raise UnsupportedModel("config.json: use_bidirectional_attention does not run here")
+    bias = fields.flag("attention_bias", False)
+    scale = fields.number("query_pre_attn_scalar", 1e-6, 1e9, 256) ** -0.5
+    window = fields.integer("sliding_window", 1, MAX_CONTEXT, 4096)
+    pattern = fields.integer("sliding_window_pattern", 1, 1024, 6)
+    kinds = read_layer_types(raw, shape.layers, every(pattern, shape.layers))
+    local = read_rope(_local(raw), shape, kind=SLIDING, theta_key="rope_local_base_freq")
+    ropes = {True: local, False: read_rope(raw, shape, kind="full_attention", theta=1e6)}
+    norms = {
+        f"{which}_norm": gain(f"{which}_norm", f"self_attn.{which}_norm", shape.head_dim, plus=1.0) for which in ("q", "k")
+    }
+    activation = read_activation(raw, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
+
+    def layer(kind: str) -> tuple[Operation, ...]:
+        scores = Scores(scale, window if kind == SLIDING else 0, _cap(fields, "attn_logit_softcapping"))
+        return layer_of(
+            shape,
+            (
+                qkv(shape, bias=bias),
+                attention(shape, ropes[kind == SLIDING], scores=scores, **norms),
+                output(shape, bias=bias, writes="mixed"),
+            ),
+            mlp(shape, activation=activation, writes="mixed"),
+        )
+
+    factor = root(shape.hidden)
+    norm = last_norm(shape, plus=1.0, factor=1 / factor if shape.tied else 1.0)
+    cap = _cap(fields, "final_logit_softcapping")
+    return described(shape, [layer(kind) for kind in kinds], norm, factor=factor, cap=cap)
+
+
+def _cap(fields: Fields, key: str) -> float:
+    return fields.number(key, 1e-6, 1e9) if fields.raw.get(key) is not None else 0.0
+
+
+def _local(raw: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says of layers with a window: none of them is stretched in files that name no kinds."""
+    return {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}

@@ -1,0 +1,48 @@
+"""Ministral 3: Llama with YaRN, whose queries grow with their position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_llm.config import ModelConfig
+from edge_llm.models.blocks import (
+    attention,
+    described,
+    gain,
+    last_norm,
+    mlp,
+    output,
+    qkv,
+    read_activation,
+    read_rope,
+    read_shape,
+)
+from edge_llm.models.fields import MAX_CONTEXT, Fields
+from edge_llm.operations.attention import QueryGrowth
+from edge_llm.operations.base import HIDDEN, Operation
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.scores import Scores
+
+
+def config(raw: dict[str, Any]) -> ModelConfig:
+    """Read a ``model_type: ministral3`` config.json."""
+    fields = Fields(raw)
+    shape = read_shape(raw, kv_heads=8, head_dim=128, context=262144, eps=1e-5)
+    window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
+    layer: tuple[Operation, ...] = (
+        Norm(gain("attention_norm", "input_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+        qkv(shape),
+        attention(shape, read_rope(raw, shape, theta=1e6), scores=Scores(window=window), growth=_growth(raw)),
+        output(shape),
+        Norm(gain("mlp_norm", "post_attention_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+        *mlp(shape, activation=read_activation(raw, "hidden_act", default="silu")),
+    )
+    return described(shape, [layer] * shape.layers, last_norm(shape))
+
+
+def _growth(raw: dict[str, Any]) -> QueryGrowth | None:
+    section = Fields(Fields(raw).section("rope_parameters") or Fields(raw).section("rope_scaling"))
+    if section.raw.get("llama_4_scaling_beta") is None:
+        return None
+    beta = section.number("llama_4_scaling_beta", 0.0, 1e3)
+    return QueryGrowth(beta, section.integer("original_max_position_embeddings", 1, MAX_CONTEXT, 16384)) if beta else None

@@ -1,0 +1,56 @@
+"""Phi-3, Phi-3.5 and Phi-4 (arXiv 2404.14219): Llama with fused tensors, a rotation of part of a head, and LongRoPE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_llm.config import ModelConfig
+from edge_llm.models.blocks import (
+    attention,
+    described,
+    gain,
+    last_norm,
+    linear,
+    mlp,
+    output,
+    read_activation,
+    read_rope,
+    read_shape,
+)
+from edge_llm.models.fields import MAX_CONTEXT, Fields
+from edge_llm.operations.base import HIDDEN, Operation
+from edge_llm.operations.linear import SourceRows
+from edge_llm.operations.norm import Norm
+from edge_llm.operations.scores import Scores
+
+
+def config(raw: dict[str, Any]) -> ModelConfig:
+    """Read a ``model_type: phi3`` config.json."""
+    fields = Fields(raw)
+    shape = read_shape(raw, context=4096, eps=1e-5)
+    window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
+    original = fields.integer("original_max_position_embeddings", 1, MAX_CONTEXT, 4096)
+    rope = read_rope(_with_original(raw, original), shape)
+    sizes, rows = (shape.q_size, shape.kv_size, shape.kv_size), shape.q_size + 2 * shape.kv_size
+    firsts = (0, shape.q_size, shape.q_size + shape.kv_size)
+    sources = [SourceRows("self_attn.qkv_proj", size, first, rows) for size, first in zip(sizes, firsts, strict=True)]
+    layer: tuple[Operation, ...] = (
+        Norm(gain("attention_norm", "input_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+        linear("qkv", sources, shape.hidden, "normed", "qkv"),
+        attention(shape, rope, scores=Scores(window=window)),
+        output(shape),
+        Norm(gain("mlp_norm", "post_attention_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+        *mlp(shape, activation=read_activation(raw, "hidden_act", default="silu"), fused=True),
+    )
+    return described(shape, [layer] * shape.layers, last_norm(shape))
+
+
+def _with_original(raw: dict[str, Any], original: int) -> dict[str, Any]:
+    """Where the scaling does not say for which context it is, config.json does."""
+    sections = {key: raw[key] for key in ("rope_parameters", "rope_scaling") if isinstance(raw.get(key), dict)}
+    older = {"su": "longrope", "yarn": "longrope"}
+    renamed = {
+        key: {**section, **{name: older.get(section[name], section[name]) for name in ("type", "rope_type") if name in section}}
+        for key, section in sections.items()
+    }
+    return raw | {key: {"original_max_position_embeddings": original, **section} for key, section in renamed.items()}
