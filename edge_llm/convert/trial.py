@@ -42,6 +42,7 @@ from edge_llm.runner.base import Segment
 from edge_llm.runner.numeric import numeric_errors
 from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, scheme_of
+from edge_llm.subgraphs.ops import buffer_widths
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
 from edge_llm.text.tokenizer import Tokenizer
@@ -165,7 +166,9 @@ class Trial:
             {"output": _opened(decoder.output, made, None, self._kept["output"])},
             {"final_norm": gain / self._survey.output_fold},
         )
-        run_head = self._shelf.get(head_part(decoder, HOST), self._rows.static)
+        part = head_part(decoder, HOST)
+        run_head, widths = self._shelf.get(part, self._rows.static), buffer_widths((part,), decoder.hidden_size)
+        widths = {name: width for name, width in widths.items() if name not in (HIDDEN, decoder.output.writes)}
         length = max(1, BLOCK_LOGITS // len(output))
         logits = np.empty((length, len(output)), np.float32)
         tally, first = Tally(), 0
@@ -174,8 +177,10 @@ class Trial:
             for start in range(0, len(ids) - 1, length):
                 stop = min(start + length, len(ids) - 1)
                 rows, ours = np.arange(first + start, first + stop), logits[: stop - start]
+                given = {HIDDEN: self.position.bundle_states[rows], decoder.output.writes: ours}
+                between = {name: np.empty((len(rows), width), np.float32) for name, width in widths.items()}
                 with numeric_errors():
-                    run_head(head, {HIDDEN: self.position.bundle_states[rows], "logits": ours}, self._part(rows), None)
+                    run_head(head, between | given, self._part(rows), None)
                 theirs = product(normed[start:stop], output, self._pool)
                 tally.add(ids[start + 1 : stop + 1], log_softmax(ours), log_softmax(theirs))
             first += len(ids)

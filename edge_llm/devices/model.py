@@ -365,10 +365,11 @@ def stretches(work: Sequence[int], streamed: Sequence[int]) -> list[range]:
 
 
 def model_widths(decoder: Decoder, placement: Placement) -> dict[str, int]:
-    """Values per row of every float buffer that the layers work in, in either phase."""
+    """Values per row of every float buffer that the layers, and a norm before the head, work in, in either phase."""
     cuts = dict.fromkeys((placement.prefill, placement.decode))
     every = dict.fromkeys(part for cut in cuts for parts in place(decoder, cut) for part in parts)
-    return buffer_widths(every, decoder.hidden_size)
+    alone = () if decoder.norm.fits_linears else (final_norm_part(decoder, placement.decode),)
+    return buffer_widths((*every, *alone), decoder.hidden_size)
 
 
 def activation_bytes(decoder: Decoder, placement: Placement, rows: int, window: int) -> int:

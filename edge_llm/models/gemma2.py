@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv 2408.00118): norms before and behind every part, GeGLU, capped scores and logits, every other layer windowed."""
+"""Gemma 2 (arXiv 2408.00118): norms before and behind every part, GeGLU, caps, a window in every other layer."""
 
 from __future__ import annotations
 

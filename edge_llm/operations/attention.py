@@ -259,12 +259,13 @@ class Attention(Operation):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Queries and keys [T, heads, head_dim] behind their norms, without rotation."""
 
-        def behind(x: np.ndarray, gain: Gain | None) -> np.ndarray:
-            if gain is None:
-                return x
-            return rms_norm(x.reshape(len(x), -1, gain.size), gains[gain.name], self.eps).reshape(x.shape)
+        return self._behind(q, self.q_norm, gains), self._behind(k, self.k_norm, gains)
 
-        return behind(q, self.q_norm), behind(k, self.k_norm)
+    def _behind(self, x: np.ndarray, gain: Gain | None, gains: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Heads [T, heads, head_dim] behind a norm; the same without one."""
+        if gain is None:
+            return x
+        return rms_norm(x.reshape(len(x), -1, gain.size), gains[gain.name], self.eps).reshape(x.shape)
 
     def mean_key(self, keys: np.ndarray, gains: Mapping[str, np.ndarray], cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         """The mean key over the rows of ``keys`` [T, kv heads * head_dim] and all positions, [kv heads, head_dim].
@@ -276,7 +277,7 @@ class Attention(Operation):
         if not len(keys) or self.scores.cap or self.sinks is not None:
             return np.zeros((self.kv_heads, self.head_dim), np.float32)
         heads = keys.reshape(-1, self.kv_heads, self.head_dim)
-        _, heads = self.normed(heads[:0], heads, gains)
+        heads = self._behind(heads, self.k_norm, gains)
         mean = heads.mean(axis=0, dtype=np.float64)[None]
         rotated = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
         return np.ascontiguousarray(rotated[0], np.float32)

@@ -1,0 +1,125 @@
+"""Tiny random models of every family whose layers are not Llama's, made by transformers with every switch in use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_files import VOCAB_SIZE, write_tokenizer
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+COMMON = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 270, "eos_token_id": 271,
+}  # fmt: skip
+WINDOW = {"sliding_window": 16}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2, "logits_scaling": 8.0}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": (
+        "Gemma2",
+        WINDOW | {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        WINDOW
+        | {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        WINDOW
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+                "full_attention": {**YARN, "rope_theta": 5e5},
+            }
+        },
+    ),
+    "exaone4": ("Exaone4", WINDOW),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "granite": ("Granite", GRANITE | {"tie_word_embeddings": True}),
+    "granite, untied, with biases": (
+        "Granite",
+        GRANITE | {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "phi3": ("Phi3", {"sliding_window": 24}),
+    "phi3, long": (
+        "Phi3",
+        {
+            "hidden_size": 128,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0 + 0.1 * wave for wave in range(12)],
+                "long_factor": [2.0 + 0.3 * wave for wave in range(12)],
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "glm4": (
+        "Glm4",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
+    "hunyuan, alpha": (
+        "HunYuanDenseV1",
+        {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 1e4, "factor": 1.0}},
+    ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "cohere2": ("Cohere2", WINDOW | {"logit_scale": 0.3}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                **YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+}  # fmt: skip
+
+
+def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
+    """A model of `FAMILIES` as a Hugging Face folder with a tokenizer, and the model of transformers."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.set_num_threads(1)
+    kind, more = FAMILIES[name]
+    config = getattr(transformers, f"{kind}Config")(**{**COMMON, **json.loads(json.dumps(more))})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor, values in model.named_parameters():
+            drawn = torch.randn(values.shape, generator=random)
+            if "norm" in tensor:
+                values.add_(0.2 * drawn)
+            elif tensor.endswith("bias"):
+                values.copy_(0.3 * drawn)
+            else:
+                values.copy_(drawn * (0.5 if "embed" in tensor else 1.3 / values.shape[1] ** 0.5))
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder, model
+
+
+def logits_of(model: Any, tokens: list[int]) -> np.ndarray:
+    """The logits of a model of transformers, float32 [T, V]."""
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([tokens])).logits[0].numpy())
