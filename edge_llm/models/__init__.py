@@ -17,7 +17,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder
 
-_SHARED = {"layer", "weights", "reference", "rope"}
+_SHARED = {"layer", "weights", "reference", "rope", "rope_kinds"}
 
 
 class Family(Protocol):
