@@ -189,10 +189,17 @@ def test_pages_before_the_widest_window_of_a_program_may_be_gone(pools):
     windowed = Program()
     for window in (4, 25):
         windowed.paged_attention(q, *layer.pages, 1.0, out=out, window=window)
-    windowed.run(*rows, table, pools[0])
+    windowed.linear(layer.hidden, native(layer.weights["table"], HIDDEN), out=None)
+    windowed.run(*rows, table, pools[0], logits_of(1))
+    attended = layer.attended[0].copy()
+    layer.attended[:] = 0
+    windowed.run_row(0, 40, table[0], pools[0])
+    np.testing.assert_array_equal(layer.attended[0], attended)
     windowed.paged_attention(q, *layer.pages, 1.0, out=out)
     with pytest.raises(ValueError, match="`page_table`"):
-        windowed.run(*rows, table, pools[0])
+        windowed.run(*rows, table, pools[0], logits_of(1))
+    with pytest.raises(ValueError, match="`page_table`"):
+        windowed.run_row(0, 40, table[0], pools[0])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -122,8 +122,12 @@ EDGE_INLINE void norm_queries_and_keys(const RopeAppendArgs& a, int64_t m) {
   if (a.k_norm.gain != nullptr) norm_rows(a.k_norm, m, m + 1);
 }
 
-// The queries of row m times the factor of its position.
-static void scale_queries(const RopeAppendArgs& a, int64_t m) {
+// What some families do behind the rotation: norms of queries and keys, of values, the factor of the queries at a position.
+EDGE_INLINE bool goes_on(const RopeAppendArgs& a) { return a.norm_last || a.v_norm.gain != nullptr || a.q_scale != nullptr; }
+__attribute__((noinline)) static void go_on(const RopeAppendArgs& a, int64_t m) {
+  if (a.norm_last) norm_queries_and_keys(a, m);
+  if (a.v_norm.gain != nullptr) norm_rows(a.v_norm, m, m + 1);
+  if (a.q_scale == nullptr) return;
   const f32x16 factor = broadcast(a.q_scale[a.rope.positions[m]]);
   float* const q = a.rope.x + m * a.rope.row_stride;
   each_vector((a.rope.heads - a.k.kv_heads) * a.k.head_dim, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
@@ -133,13 +137,12 @@ static void scale_queries(const RopeAppendArgs& a, int64_t m) {
 
 static bool rope_append_rows(const RopeAppendArgs& a, int64_t begin, int64_t end) {
   bool finite = true;
+  const bool more = goes_on(a);
   for (int64_t m = begin; m < end; ++m) {  // row by row, because a row stays in the L1 cache
     if (m + 1 < end) ask_for_row(a.rope, m + 1);
     if (!a.norm_last) norm_queries_and_keys(a, m);
     rope_rows(a.rope, m, m + 1);
-    if (a.norm_last) norm_queries_and_keys(a, m);
-    if (a.v_norm.gain != nullptr) norm_rows(a.v_norm, m, m + 1);
-    if (a.q_scale != nullptr) scale_queries(a, m);
+    if (more) go_on(a, m);
     subtract_offset(a.k.source + m * a.k.row_stride, a.k_offset, a.k.kv_heads * a.k.head_dim);
     turn_in_place(a.rope.x + m * a.rope.row_stride, a.rope.heads * a.k.head_dim, a.turn);
     if (a.k.slots[m] < 0) continue;
@@ -369,28 +372,26 @@ EDGE_INLINE Span visible(const AttentionArgs& a, int64_t row, int64_t segment) {
   return seen.empty() ? Span{0, 0} : seen;
 }
 
-// The pages of a segment from the first to the last that the rows of the queries begin..end-1 see; {0, 0}: none.
-EDGE_INLINE Span visible_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t begin, int64_t end, int64_t segment) {
-  const int64_t group = a.q_heads / a.kv_heads;
-  Span all = {kSegment, 0};
-  for (int64_t r = begin / group; r <= (end - 1) / group; ++r) {
-    const Span seen = visible(a, tile.row + r, segment);
-    if (seen.empty()) continue;
-    all = {min_i64(all.begin, seen.begin), max_i64(all.end, seen.end)};
-  }
-  return all.empty() ? Span{0, 0} : Span{all.begin / kPage, ceil_div(all.end, kPage)};
-}
-
 // Where the keys and values lie that a tile sees of a segment.
 struct SegmentPages {
-  Span pages;
+  Span seen[kMaxTileRows];  // tokens of each row
+  Span pages;               // from the first to the last that a row sees; {0, 0}: none
   int64_t slot[kSegmentPages];  // of the kv head in the scales
   const int8_t *keys[kSegmentPages], *values[kSegmentPages];
 };
 
+// The pages from the first to the last that hold some of these tokens; {0, 0}: none.
+EDGE_INLINE Span pages_of(const Span* seen, int64_t rows) {
+  Span all = {kSegment, 0};
+  for (int64_t r = 0; r < rows; ++r)
+    if (!seen[r].empty()) all = {min_i64(all.begin, seen[r].begin), max_i64(all.end, seen[r].end)};
+  return all.empty() ? Span{0, 0} : Span{all.begin / kPage, ceil_div(all.end, kPage)};
+}
+
 EDGE_INLINE void find_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SegmentPages& found) {
   const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * kSegmentPages;
-  found.pages = visible_pages(a, tile, 0, tile.rows * (a.q_heads / a.kv_heads), segment);
+  for (int64_t r = 0; r < tile.rows; ++r) found.seen[r] = visible(a, tile.row + r, segment);
+  found.pages = pages_of(found.seen, tile.rows);
   for (int64_t j = found.pages.begin; j < found.pages.end; ++j) {
     found.slot[j] = (table[j] * a.kv_heads + tile.kv_head) * kPage;
     found.keys[j] = a.k_pages + found.slot[j] * a.head_dim;
@@ -416,14 +417,16 @@ EDGE_INLINE void find_next(const AttentionArgs& a, NextSegment next, const Segme
 // among the values, 64 bytes at a time: many requests at once would fill the processor's queue and stop it.
 struct TileSegment {
   const AttentionArgs& a;
-  const AttentionTile& tile;
-  int64_t segment;
   const TileScratch& s;
   int64_t padded;
   const SegmentPages &here, &next;
   const AttentionTile* then;  // whose queries are loaded after this segment, if they are another tile's
 
-  Span pages_seen(int64_t first, int64_t rows) const { return visible_pages(a, tile, first, first + rows, segment); }
+  // By the queries first .. first+count-1.
+  Span pages_seen(int64_t first, int64_t count) const {
+    const int64_t group = a.q_heads / a.kv_heads, row = first / group;
+    return pages_of(here.seen + row, (first + count - 1) / group + 1 - row);
+  }
 
   // What is asked for with the pages of keys, and of values: by later queries what is at hand anyway.
   EDGE_INLINE const int8_t* const* asked_with_keys(int64_t first) const { return first == 0 ? here.values : here.keys; }
@@ -505,25 +508,37 @@ EDGE_INLINE f32x16 exp2_negative(f32x16 y) {
   return one[0];
 }
 
+// The start of the vector that this token is in.
+EDGE_INLINE int64_t vector_start(int64_t token) { return token & -int64_t{kLanes}; }
+
 // scores[begin..end) -> cap * tanh(score / cap) in powers of two; whole vectors.
-static void cap_scores(float* scores, Span tokens, float cap) {
+__attribute__((noinline)) static void cap_scores(float* scores, Span tokens, float cap) {
   const float most = cap * kLog2E;
   const f32x16 factor = broadcast(most), inverse = broadcast(1.0f / most);
-  for (int64_t t = tokens.begin / kLanes * kLanes; t < tokens.end; t += kLanes)
+  for (int64_t t = vector_start(tokens.begin); t < tokens.end; t += kLanes)
     store(scores + t, mul(tanh(mul(load(scores + t), inverse)), factor));
 }
 
 // The largest of scores[begin..end); beside them, to the ends of their vectors, -inf is written.
 EDGE_INLINE float largest_score(float* scores, Span tokens) {
-  if (const int64_t over = tokens.end % kLanes) {
+  if (const int64_t over = tokens.end - vector_start(tokens.end)) {
     float* const last = scores + tokens.end - over;
     store(last, first_or(load(last), over, broadcast(-__builtin_inff())));
   }
-  const int64_t hidden = tokens.begin % kLanes, begin = tokens.begin - hidden;
-  if (hidden != 0) store(scores + begin, first_or(broadcast(-__builtin_inff()), hidden, load(scores + begin)));
+  const int64_t begin = vector_start(tokens.begin), hidden = tokens.begin - begin;
+  if (__builtin_expect(hidden != 0, 0)) store(scores + begin, first_or(broadcast(-__builtin_inff()), hidden, load(scores + begin)));
   f32x16 most = load(scores + begin);
   for (int64_t t = begin + kLanes; t < tokens.end; t += kLanes) most = max(most, load(scores + t));
   return reduce_max(most);
+}
+
+// What `exponentials` does to one vector, of which the tokens from number `hidden` to `end` are seen; a stale scale may be
+// anything. Gives p.
+__attribute__((noinline)) static f32x16 first_exponentials(float* scores, int64_t hidden, int64_t end, float top,
+                                                           const float* value_scale) {
+  const f32x16 p = first_or(zero(), hidden, exp2_negative(sub(load(scores), broadcast(top))));
+  store(scores, mul(p, first_or(zero(), hidden, first_or(load(value_scale), end, zero()))));
+  return p;
 }
 
 // scores[begin..end) -> p = 2^(score - top) times value_scale, in place; the sum of p, and the largest product / 32767.
@@ -536,13 +551,10 @@ EDGE_INLINE void exponentials(float* scores, Span tokens, float top, const float
     most = max(most, weight);
     store(scores + t, weight);
   };
-  const int64_t hidden = tokens.begin % kLanes;
-  int64_t t = tokens.begin - hidden;
-  if (hidden != 0) {  // a stale scale may be anything; of a single vector the last lanes may be stale too
-    const int64_t there = min_i64(kLanes, tokens.end - t);
-    const f32x16 p = exp2_negative(sub(load(scores + t), shift));
-    const f32x16 scale = first_or(load(value_scale + t), there, zero());
-    take(t, first_or(zero(), hidden, p), first_or(zero(), hidden, scale));
+  int64_t t = vector_start(tokens.begin);
+  if (__builtin_expect(t != tokens.begin, 0)) {
+    total = first_exponentials(scores + t, tokens.begin - t, min_i64(kLanes, tokens.end - t), top, value_scale + t);
+    most = max(most, load(scores + t));
     t = min_i64(t + kLanes, tokens.end);
   }
   for (; t + kExpVectors * kLanes <= tokens.end; t += kExpVectors * kLanes) {
@@ -566,7 +578,7 @@ EDGE_INLINE void round_weights(const float* products, Span tokens, float step, S
   };
   const int64_t first = pages.begin * kPage, last = pages.end * kPage;
   if (tokens.empty()) return clear(first, last);
-  const int64_t begin = tokens.begin / kLanes * kLanes, end = ceil_div(tokens.end, kLanes) * kLanes;
+  const int64_t begin = vector_start(tokens.begin), end = vector_start(tokens.end + kLanes - 1);
   const f32x16 inverse = inverse_step(step);
   const auto rounded = [&](int64_t t) EDGE_INLINE_LAMBDA { return round_even(mul(load(products + t), inverse)); };
   if (first < begin) clear(first, begin);
@@ -635,11 +647,12 @@ EDGE_INLINE void ask_for_query(const TileSegment& t, int64_t n) {
 EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, SoftmaxPart part) {
   const int64_t group = t.a.q_heads / t.a.kv_heads;
   Span tokens[kBlockQueries];
+  const bool capped = t.a.cap != 0.0f;
   for (int64_t r = 0; r < rows; ++r) {
-    tokens[r] = visible(t.a, t.tile.row + (first + r) / group, t.segment);
+    tokens[r] = t.here.seen[(first + r) / group];
     if (tokens[r].empty()) continue;
     float* const scores = t.s.scores + r * kScoreStride;
-    if (t.a.cap != 0.0f) cap_scores(scores, tokens[r], t.a.cap);
+    if (capped) cap_scores(scores, tokens[r], t.a.cap);
     part.top[first + r] = largest_score(scores, tokens[r]);
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -662,7 +675,7 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
   find_pages(a, tile, segment, here);
   find_next(a, then, here, next);
   const AttentionTile* const after = then.tile == &tile ? nullptr : then.tile;
-  const TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim), here, next, after};
+  const TileSegment t = {a, s, attention_padded(a.head_dim), here, next, after};
   for (int64_t j = t.here.pages.begin; j < t.here.pages.end; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });
@@ -689,7 +702,7 @@ EDGE_INLINE void merge_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int
     store(left.value + d, fma(load(left.value + d), a, mul(load(right.value + d), b)));
 }
 
-EDGE_INLINE void copy_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int64_t padded) {
+__attribute__((noinline)) static void copy_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int64_t padded) {
   left.top[n] = right.top[n];
   left.sum[n] = right.sum[n];
   memcpy(left.value + n * padded, right.value + n * padded, static_cast<size_t>(padded) * sizeof(float));
@@ -698,16 +711,18 @@ EDGE_INLINE void copy_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int6
 static void merge_tile(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SoftmaxPart left,
                        SoftmaxPart right) {
   const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
-  for (int64_t n = 0; n < tile.rows * group; ++n) {
-    const int64_t row = tile.row + n / group;
-    if (visible(a, row, segment).empty()) continue;
-    if (first_seen(a, row) < segment * kSegment) merge_query(left, right, n, padded);
-    else copy_query(left, right, n, padded);  // the first segment that the row sees
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    if (visible(a, tile.row + r, segment).empty()) continue;
+    const bool is_first = first_seen(a, tile.row + r) >= segment * kSegment;  // of the segments that the row sees
+    for (int64_t n = r * group; n < (r + 1) * group; ++n) {
+      if (is_first) copy_query(left, right, n, padded);
+      else merge_query(left, right, n, padded);
+    }
   }
 }
 
 // Query n: the sink, a logit in powers of two whose value is zero, joins all segments.
-static void join_sink(SoftmaxPart part, int64_t n, float sink, int64_t padded) {
+__attribute__((noinline)) static void join_sink(SoftmaxPart part, int64_t n, float sink, int64_t padded) {
   const float top = part.top[n] > sink ? part.top[n] : sink;
   const f32x16 a = exp2_negative(broadcast(part.top[n] - top));
   float scale[kLanes], weight[kLanes];

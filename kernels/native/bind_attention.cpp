@@ -11,6 +11,7 @@ namespace edge {
 namespace {
 
 constexpr int64_t kTileQueries = 64;          // queries that read a page together
+static_assert(kTileQueries <= kMaxTileRows, "a query has a row");
 constexpr double kFlopsPerWorker = 1e6;       // some 10 microseconds; less is not worth waking a worker
 constexpr int64_t kAppendValuesPerBlock = 8192;
 

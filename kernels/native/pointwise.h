@@ -61,7 +61,7 @@ EDGE_INLINE float mean_of(const float* x, int64_t dim) {
 }
 
 // y = (x * r) * gain (+ bias) (+ add); x less its mean first where it is centred.
-static void norm_row(const NormArgs& a, int64_t m) {
+__attribute__((noinline)) static void norm_row(const NormArgs& a, int64_t m) {
   const float* x = a.x + m * a.row_stride;
   const float *added = a.add == nullptr ? nullptr : a.add + m * a.add_row_stride, middle = a.centred ? mean_of(x, a.dim) : 0.0f;
   const f32x16 shift = broadcast(middle);
@@ -165,7 +165,7 @@ EDGE_INLINE void with_gate(Gate gate, Body&& body) {
 }
 
 // rows x width of gate and up, each row `stride` from the next, meet in `out`.
-static void gate_block(Gate gate, const float* gates, const float* ups, int64_t stride, int64_t rows, int64_t width, float* out,
+__attribute__((noinline)) static void gate_block(Gate gate, const float* gates, const float* ups, int64_t stride, int64_t rows, int64_t width, float* out,
                        int64_t out_stride) {
   with_gate(gate, [&](auto f) EDGE_INLINE_LAMBDA {
     for (int64_t m = 0; m < rows; ++m)

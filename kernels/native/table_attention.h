@@ -11,6 +11,7 @@ namespace edge {
 constexpr int64_t kPage = 16;      // tokens in a page
 constexpr int64_t kSegment = 256;  // tokens in a segment: one softmax each, merged in ascending order
 constexpr int64_t kMaxHeadDim = 512;  // 512 * 127 * 32767 < 2^31
+constexpr int64_t kMaxTileRows = 64;
 constexpr int64_t kNoWindow = INT64_MAX;
 
 struct AppendArgs {
