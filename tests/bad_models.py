@@ -133,7 +133,7 @@ def rope(**values: Any) -> dict[str, Any]:
 CONFIGS = [
     BadConfig("C6-no-model-type", {"model_type": ...}, InvalidModel, "model_type"),
     BadConfig("C6-model-type-number", {"model_type": 3}, InvalidModel, "model_type"),
-    BadConfig("C6-unknown", {"model_type": "gpt_neox"}, UnsupportedModel, "`gpt_neox`.*llama, mistral, qwen2, qwen3"),
+    BadConfig("C6-unknown", {"model_type": "gpt_neox"}, UnsupportedModel, "`gpt_neox`.*llama.*mistral.*qwen2, qwen3"),
     BadConfig("C6-path-as-model-type", {"model_type": "../llama"}, UnsupportedModel, "../llama"),
     BadConfig("C6-shared-module-as-model-type", {"model_type": "weights"}, UnsupportedModel, "`weights`"),
     BadConfig("C6-private-module-as-model-type", {"model_type": "_common"}, UnsupportedModel, "`_common`"),

@@ -59,7 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 24, "attention_bias": False, "use_sliding_window": False},
 }
-"""What a tiny config of each family has beside the common part; `tiny_config` overrides any of it."""
+"""What a tiny config of each family that is like Llama has beside the common part; `tiny_config` overrides any of it."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> dict[str, Any]:

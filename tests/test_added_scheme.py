@@ -57,8 +57,8 @@ class HalvesWeight:
     def prepare(self, first):
         pass
 
-    def apply(self, x, pool, *, add=None, shadow=True, gain=None, eps=0.0, swiglu=False, out=None):
-        assert not swiglu  # nobody asks it of o
+    def apply(self, x, pool, *, add=None, shadow=True, gain=None, eps=0.0, gate=None, out=None):
+        assert gate is None  # nobody asks it of o
         low = self.low.apply(x, pool, add=add, gain=gain, eps=eps)
         return self.high.apply(x, pool, add=low, gain=gain, eps=eps, out=out)
 

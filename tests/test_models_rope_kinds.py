@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import RopeScaling
-from edge_llm.models.layer import Rope
 from edge_llm.models.rope import rope_tables
-from edge_llm.operations.attention import QueryGrowth
+from edge_llm.operations.attention import QueryGrowth, Rope
 from edge_llm.operations.rope_kinds import (
     Alpha,
     Dynamic,

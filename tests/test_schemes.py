@@ -21,6 +21,7 @@ from edge_llm.formats.manifest import encode_manifest
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
 from kernels import reference as kernel_reference
+from kernels.activation import SILU
 from kernels.layout import unpack_tiles
 from kernels.program import Program
 from kernels.types import Residual
@@ -119,7 +120,7 @@ def test_norm_addition_and_swiglu_are_those_beside_it(name, rows, norm, add, swi
     more = {"gain": gain, "eps": 1e-5} if norm else {}
     expected = weight.apply(kernel_reference.rms_norm(x, gain, 1e-5) if norm else x, pool)
     if swiglu:
-        more, expected = more | {"swiglu": True}, kernel_reference.swiglu(expected)
+        more, expected = more | {"gate": SILU}, kernel_reference.swiglu(expected)
     elif add:
         more, expected = more | {"add": residual}, expected + residual
     out = np.empty_like(expected)
