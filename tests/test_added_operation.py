@@ -114,7 +114,7 @@ def test_int8_is_near_float(bundle, tokens):
 
 @pytest.mark.parametrize("way", [
     {"chunk": 16, "window": 2},
-    {"memory": "60%"},
+    {"memory": "75%"},
     *({"device": "emulated:310p:s8gemm", "placement": placement, **more}
       for placement in ("split", "card") for more in ({}, {"chunk": 16})),
 ])  # fmt: skip

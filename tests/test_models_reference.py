@@ -183,11 +183,11 @@ def test_rope_tables_are_plain_angles() -> None:
 
 
 def digest_of_tables() -> str:
-    from edge_llm.config import RopeScaling
     from edge_llm.operations.attention import Rope
+    from edge_llm.operations.rope_kinds import Llama3
 
     ropes = [
-        Rope(8, 1e4), Rope(64, 1e6), Rope(128, 5e5), Rope(128, 5e5, RopeScaling(8.0, 1.0, 4.0, 8192)), Rope(96, 1e11),
+        Rope(8, 1e4), Rope(64, 1e6), Rope(128, 5e5), Rope(128, 5e5, Llama3(8.0, 1.0, 4.0, 8192)), Rope(96, 1e11),
     ]  # fmt: skip
     tables = [table for rope in ropes for positions in (1, 127, 129, 32768) for table in rope_tables(rope, positions)]
     return hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()

@@ -1,7 +1,7 @@
 """Weight schemes: the fast product is the reference, whatever the batch, and what import does with the choice of one."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import encode_manifest
+from edge_llm.models import load_config
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
 from kernels import reference as kernel_reference
@@ -165,8 +166,8 @@ def test_every_scheme_refuses_what_does_not_fit(name):
         "x": [{"x": x.astype(np.float64)}, {"x": x[0]}, {"x": x[:, :5].copy()}, {"x": np.zeros((5, 37), np.float32)}],
         "gain": [{"gain": np.ones(3, np.float32)}, {"gain": np.ones(36)}],
         "add": [{"add": y[:2]}, {"add": y[:1]}, {"add": y.astype(np.float64)}, {"add": y[0]}],
-        "out": [{"out": y[:2]}, {"out": y.astype(np.float64)}, {"swiglu": True, "out": y}],
-        "swiglu` takes no `add": [{"swiglu": True, "add": y}],
+        "out": [{"out": y[:2]}, {"out": y.astype(np.float64)}, {"gate": SILU, "out": y}],
+        "takes no `add": [{"gate": SILU, "add": y}],
     }.items():
         for arguments in wrong:
             with pytest.raises(ValueError, match=f"`{named}`"):
@@ -303,8 +304,8 @@ def test_a_bundle_of_the_version_before_names_no_schemes_and_is_read(folder):
     before = open_bundle(folder).read("layers.0.o.tiles")
 
     def change(fields):
-        fields["version"] = 1
-        del fields["head_turns"]
+        fields |= {"version": 1, "model": asdict(load_config(json.loads((folder / "config.json").read_text())))}
+        del fields["head_turns"], fields["description"]
         for record in fields["linears"].values():
             del record["scheme"]
 

@@ -141,9 +141,15 @@ def test_a_linear_that_a_part_does_is_done_once(layer, cut):
         assert [op.of for op in ops if op.kind == kind] == [layer.attention]
 
 
+def other_layer(decoder):
+    """One of the same width, with another epsilon."""
+    norm, *others = decoder.layers[0].operations
+    return replace(decoder.layers[0], operations=(replace(norm, eps=0.5), *others))
+
+
 def test_like_layers_have_the_same_parts():
     decoder = describe(load_config(tiny_config(num_hidden_layers=3)))
-    other = replace(decoder, layers=(*decoder.layers, odd("plain")))
+    other = replace(decoder, layers=(*decoder.layers, other_layer(decoder)))
     for cut in CUTS.values():
         first, second, third, different = place(other, cut)
         assert first is second is third
@@ -152,7 +158,7 @@ def test_like_layers_have_the_same_parts():
 
 def test_whole_layers_do_what_their_parts_do_in_their_order_and_wait_for_earlier_keys():
     decoder = describe(load_config(tiny_config(num_hidden_layers=3)))
-    apart = place(replace(decoder, layers=(*decoder.layers, odd("plain"))), HOST)
+    apart = place(replace(decoder, layers=(*decoder.layers, other_layer(decoder))), HOST)
     whole = whole_layers(apart)
     assert whole[0] is whole[1] is whole[2] is not whole[3]
     for parts, (one,) in zip(apart, whole, strict=True):
