@@ -167,7 +167,7 @@ def test_every_scheme_refuses_what_does_not_fit(name):
         "gain": [{"gain": np.ones(3, np.float32)}, {"gain": np.ones(36)}],
         "add": [{"add": y[:2]}, {"add": y[:1]}, {"add": y.astype(np.float64)}, {"add": y[0]}],
         "out": [{"out": y[:2]}, {"out": y.astype(np.float64)}, {"gate": SILU, "out": y}],
-        "takes no `add": [{"gate": SILU, "add": y}],
+        "gate` takes no `add": [{"gate": SILU, "add": y}],
     }.items():
         for arguments in wrong:
             with pytest.raises(ValueError, match=f"`{named}`"):
