@@ -113,22 +113,6 @@ class HuggingFaceSource:
         self.close()
 
 
-def claims(source: str) -> bool:
-    """Always: `open` refuses what is not a model."""
-    return True
-
-
-def open(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    progress: StageProgress = ignore,
-    notice: Callable[[str], None] = ignore,
-) -> HuggingFaceSource:
-    """Open the folder that ``source`` names; what is on the hub is downloaded first.  See `edge_llm.sources.open_source`."""
-    return HuggingFaceSource(*find_folder(source, revision, progress, notice))
-
-
 def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
     path = expanded(source)
