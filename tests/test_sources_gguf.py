@@ -24,9 +24,14 @@ from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.library import is_made_from
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.gguf import open_gguf
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.models import describe
+from edge_llm.models.layer import Rope
+from edge_llm.models.rope import frequencies
+from edge_llm.models.weights import check_tensors
 from edge_llm.sources import open_source
-from edge_llm.sources.gguf import _divisors
+from edge_llm.sources.gguf_config import config_of, divisors_of
 from edge_llm.sources.hub_gguf import choose, model_name
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.place import place_of
@@ -121,26 +126,67 @@ def test_stories_has_the_same_weights_and_tokens_from_both(stories_folder, tmp_p
         same_tokens(mine.tokenizer(), theirs.tokenizer(), 2500)
 
 
-def test_llama_3s_scaled_frequencies_are_found_again(tmp_path):
-    scaling = {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    raw = tiny_config("llama", rope_theta=500000.0, rope_scaling=scaling)
+@pytest.mark.parametrize("lengths", [(1.0, 4.0, 8192), (1.0, 4.0, 4096), (2.0, 5.0, 8192), (1.0, 32.0, 2048)])
+def test_llama_3s_scaled_frequencies_are_found_again(lengths, tmp_path):
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    scaling = {"rope_type": "llama3", "factor": 32.0} | dict(zip(names, lengths, strict=True))
+    raw = tiny_config("llama", head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
     tensors = random_tensors(raw)
     folder, pairs = write_model(tmp_path / "hf", raw, tensors=tensors), model_pairs(raw) | tokenizer_pairs()
     with open_source(folder) as theirs:
         expected = theirs.config
-    right = _divisors(500000.0, 16, 32.0)
-    for divisors, fits in ((right, True), (right * 1.1, False), (right[:-1], False)):
+    right = divisors_of(500000.0, 64, 32.0, scaling)
+    for divisors, fits in ((right, True), (right * 1.1, False), (right[:-1], False), (right[::-1], False)):
         file = tmp_path / "m.gguf"
         file.write_bytes(gguf_bytes(pairs, [*model_tensors(raw, tensors), floats("rope_freqs.weight", divisors)]))
         if fits:
             with open_source(file) as mine:
-                assert mine.config == expected and "rope_freqs.weight" not in mine.names()
+                assert "rope_freqs.weight" not in mine.names() and mine.config.rope_scaling.factor == 32
+                waves = [frequencies(Rope(64, 500000.0, one.rope_scaling)) for one in (mine.config, expected)]
+                np.testing.assert_allclose(*waves, rtol=1e-5)
+                if lengths[0] == 1.0:
+                    assert mine.config == expected
         else:
             with pytest.raises(UnsupportedModel, match="not scaled as those of Llama 3"):
                 open_source(file)
+
+
+def test_divisors_of_one_are_no_scaling(tmp_path):
+    raw = tiny_config("llama")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(
+        gguf_bytes(
+            model_pairs(raw) | tokenizer_pairs(),
+            [*model_tensors(raw, random_tensors(raw)), floats("rope_freqs.weight", np.ones(8))],
+        )
+    )
+    with open_source(file) as source:
+        assert source.config.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, None),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, None),
+        ({"scaling.type": "linear", "scaling.factor": 1.0}, None),
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32},
+            {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_how_positions_are_scaled_is_said_as_config_json_does(keys, said, tmp_path):
+    raw = tiny_config("qwen2", num_hidden_layers=1)
+    pairs = model_pairs(raw) | {f"qwen2.rope.{key}": value for key, value in keys.items()}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    with open_gguf(tmp_path / "m.gguf") as model:
+        assert config_of(model).get("rope_scaling") == said
 
 
 def test_the_divisors_are_those_of_transformers():
@@ -155,7 +201,7 @@ def test_the_divisors_are_those_of_transformers():
     )  # fmt: skip
     theirs = rope.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
     plain = 500000.0 ** -(np.arange(0, 64, 2) / 64)
-    np.testing.assert_allclose(plain / _divisors(500000.0, 64, 8.0), theirs, rtol=1e-5)
+    np.testing.assert_allclose(plain / divisors_of(500000.0, 64, 8.0), theirs, rtol=1e-5)
 
 
 WRONG = {
@@ -172,8 +218,8 @@ WRONG = {
     "part of a head turned": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of `8` experts"),
     "not causal": ({"llama.attention.causal": False}, UnsupportedModel, "only causal models run"),
-    "yarn": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "scaling `yarn`"),
-    "linear by 2": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, UnsupportedModel, "by `2`"),
+    "yarn": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "m.gguf.*type `yarn`"),
+    "linear by 2": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, UnsupportedModel, "type `linear`"),
     "a tokenizer of another kind": ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "kind `bert`"),
     "an unknown pre": ({"tokenizer.ggml.pre": "new"}, UnsupportedModel, "splits text by `new`"),
     "tokens as numbers": ({"tokenizer.ggml.tokens": [1, 2]}, InvalidModel, "must be an array of strings"),
@@ -215,27 +261,97 @@ def test_scores_without_order_and_scaled_tensors_are_refused(tmp_path):
         open_source(tmp_path / "m.gguf")
 
 
-BIASED = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm", "attn_q_norm"]
+LINEARS = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"mlp_bias": True}], ids=["none", "attention", "mlp"])
-@pytest.mark.parametrize("name", BIASED)
-def test_every_bias_of_the_file_is_added_or_the_file_is_refused(name, changes, tmp_path):
+@pytest.mark.parametrize("name", LINEARS)
+def test_a_bias_that_is_not_there_is_zero_where_others_are(name, changes, tmp_path):
     """One more than the model has, or one less."""
     raw = tiny_config("llama", num_hidden_layers=1, **changes)
-    tensors, pairs = model_tensors(raw, random_tensors(raw)), model_pairs(raw) | tokenizer_pairs()
-    own = f"blk.0.{name}.bias"
-    changed = [one for one in tensors if one[0] != own]
-    if len(changed) == len(tensors):
-        changed.append(floats(own, np.ones({"ffn_gate": 112, "ffn_up": 112}.get(name, 64))))
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, changed))
-    with pytest.raises(UnsupportedModel, match="bias.*does not run here") as refused:
+    tensors = random_tensors(raw)
+    named = f"{LAYER}{LINEARS[name]}.bias"
+    rows = tensors[f"{LAYER}{LINEARS[name]}.weight"].shape[0]
+    biases = {one: values for one, values in tensors.items() if one.endswith(".bias")}
+    if named in biases:
+        del tensors[named], biases[named]
+    else:
+        tensors[named] = biases[named] = np.arange(rows, dtype=np.float32)
+    (tmp_path / "m.gguf").write_bytes(model_gguf(raw, tensors))
+    with open_source(tmp_path / "m.gguf") as source:
+        mine = {one: source.read(one) for one in source.names() if one.endswith(".bias")}
+        assert all(values.shape == source.shape(one) for one, values in mine.items())
+        assert all(np.array_equal(mine.pop(one), values) for one, values in biases.items())
+        assert not any(values.any() for values in mine.values()) and len(mine) + len(biases) in (0, 3, 4, 7)
+        assert not check_tensors(source, describe(source.config))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("llama", name) for name in ("attn_norm", "ffn_norm", "attn_q_norm")),
+        *(("qwen2", name) for name in ("attn_norm", "ffn_up", "attn_output")),
+    ],
+)
+def test_a_bias_that_nothing_adds_is_refused(family, name, tmp_path):
+    raw = tiny_config(family, num_hidden_layers=1)
+    tensors = [*model_tensors(raw, random_tensors(raw)), floats(f"blk.0.{name}.bias", np.ones(64))]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), tensors))
+    with pytest.raises(UnsupportedModel, match=rf"blk.0.{name}.bias` is added.*does not run here") as refused:
         open_source(tmp_path / "m.gguf")
     assert "\n" not in str(refused.value)
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, tensors))
+
+
+def fused(tensors: list[tuple], *kinds: str) -> list[tuple]:
+    """The same with q, k and v in one tensor."""
+    found = list(tensors)
+    for layer in {one[0].split(".")[1] for one in tensors if one[0].startswith("blk.")}:
+        for kind in kinds:
+            names = [f"blk.{layer}.attn_{part}.{kind}" for part in "qkv"]
+            parts = [one for name in names for one in found if one[0] == name]
+            shape = (sum(one[2][0] for one in parts), *parts[0][2][1:])
+            found = [one for one in found if one not in parts]
+            found.append((f"blk.{layer}.attn_qkv.{kind}", parts[0][1], shape, b"".join(one[3] for one in parts)))
+    return found
+
+
+@pytest.mark.parametrize("kinds", [("weight", "bias"), ("weight",)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_queries_keys_and_values_in_one_tensor_are_taken_apart(family, kinds, tmp_path):
+    raw = tiny_config(family, **({"attention_bias": True} if family == "llama" else {}))
+    tensors = random_tensors(raw)
+    mine = fused(model_tensors(raw, tensors), *kinds)
+    assert any(one[0] == "blk.0.attn_qkv.weight" for one in mine) and not any("attn_q.weight" in one[0] for one in mine)
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), mine))
     with open_source(tmp_path / "m.gguf") as source:
-        biases = {one for one in source.names() if one.endswith(".bias")}
-        assert len(biases) == {(): 0, ("attention_bias",): 4, ("mlp_bias",): 3}[tuple(changes)]
+        assert sorted(source.names()) == sorted(tensors)
+        assert all(np.array_equal(source.read(name), values) for name, values in tensors.items())
+        assert all(source.shape(name) == values.shape for name, values in tensors.items())
+    again = [*mine, floats("blk.0.attn_k.weight", tensors[f"{LAYER}self_attn.k_proj.weight"])]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), again))
+    with pytest.raises(InvalidModel, match="attn_qkv.weight` and `blk.0.attn_k.weight` are the same tensor"):
+        open_source(tmp_path / "m.gguf")
+    short = [floats(one[0], np.ones((64, 64))) if one[0] == "blk.0.attn_qkv.weight" else one for one in mine]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), short))
+    with pytest.raises(InvalidModel, match="has `64` rows; q, k and v are"):
+        open_source(tmp_path / "m.gguf")
+
+
+def test_rows_of_a_quantized_tensor_are_those_of_the_whole(tmp_path):
+    blocks = np.random.default_rng(3).integers(0, 60, (6, 34), dtype=np.uint8)
+    tensors = [("t", 8, (3, 64), blocks.tobytes()), ("v", 8, (64,), blocks[:2].tobytes())]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes({}, tensors))
+    with open_gguf(tmp_path / "m.gguf") as model:
+        whole = model.read("t")
+        assert all(
+            np.array_equal(model.read("t", range(start, stop)), whole[start:stop])
+            for start in range(3) for stop in range(start + 1, 4)
+        )  # fmt: skip
+        with pytest.raises(UnsupportedModel, match="the vector `v` is Q8_0"):
+            model.read("v", range(32))
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", f"{LAYER}input_layernorm.weight", f"{LAYER}mlp.up_proj.weight"])

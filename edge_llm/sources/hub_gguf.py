@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import parts_of_name, without_part
+from edge_llm.sources.gguf_config import architectures, refusal
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Architectures of GGUF that run; Mistral's models are `llama` there."""
 DEFAULT = "Q4_K_M"
 """What is taken where nothing is said."""
 
@@ -45,11 +44,8 @@ def is_model(name: str) -> bool:
 def check_runs(repository: str, about: object) -> None:
     """Refuse what does not run before it is downloaded; ``about`` is what the hub says of the files, if it does."""
     family = about.get("architecture") if isinstance(about, dict) else None
-    if isinstance(family, str) and family not in FAMILIES:
-        raise UnsupportedModel(
-            f"`{repository}` has the architecture `{shown(family)}`, which does not run from GGUF here; these do: "
-            f"{', '.join(FAMILIES)}"
-        )
+    if isinstance(family, str) and family not in architectures():
+        raise refusal(f"`{repository}`", family)
 
 
 def model_name(repository: str, wanted: str) -> str:
