@@ -571,17 +571,51 @@ def test_a_file_is_fetched_from_the_hub_with_its_size_and_found_again(tmp_path, 
         done = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/tiny-GGUF:Q4_K_M", "--fast")
         assert done.returncode == 0, done.stderr
         assert not stub.asked("GET", "Q8_0") and not stub.asked("GET", "README")
-        plain = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/tiny-GGUF")
     lines = done.stderr.splitlines()
     assert any(line.startswith("tiny-Q4_K_M.gguf, ") and line.endswith("kB") for line in lines)
     assert any(line.startswith("download ") for line in lines)
     source = json.loads((edge_llm_home / "models" / "tiny-Q4_K_M" / "manifest.json").read_text())["source"]
     assert source["path"] == f"org/tiny-GGUF:Q4_K_M@{COMMIT}" and source["from"] == "Q4_K_M" and source["kind"] == "hub"
-    assert plain.returncode == 1 and "only GGUF files: `org/tiny-GGUF:Q4_K_M` names one" in plain.stderr
     offline = {"HF_HUB_OFFLINE": "1"}
     again = edge_llm(tmp_path, NOBODY, edge_llm_home, "import", "org/tiny-GGUF:Q4_K_M", "--fast", **offline)
     assert again.returncode == 0 and "already imported" in again.stderr
     answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", "org/tiny-GGUF:Q4_K_M", "hello", "-n", "2", **offline)
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        (["a-Q2_K.gguf", "b-Q8_0.gguf", "c-Q4_K_M.gguf"], "c-Q4_K_M.gguf"),
+        (["a-Q2_K.gguf", "b-q8_0.gguf"], "b-q8_0.gguf"),
+        (["mmproj-a-Q4_K_M.gguf", "mtp-Q4_K_M.gguf", "eagle3-Q8_0.gguf", "b-F16.gguf", "c-Q6_K.gguf"], "b-F16.gguf"),
+    ],
+)
+def test_a_file_is_chosen_where_none_is_named_as_llama_cpp_does(there, taken):
+    assert choose("o/x", there) == [taken]
+
+
+def test_a_repository_of_gguf_files_alone_is_imported_by_its_name(tmp_path, edge_llm_home):
+    """From two parts, and again without a network."""
+    folder = tmp_path / "split"
+    folder.mkdir()
+    parts = {f"tiny-Q4_K_M-0000{part}-of-00002.gguf": path.read_bytes() for part, path in enumerate(split_model(folder), 1)}
+    files = {"README.md": b"#", "config.json": b"{}", "pytorch_model.bin": b"x", "tiny-Q8_0.gguf": bytes(99), **parts}
+    with serving(Stub(files, "org/tiny-GGUF", large=(*parts, "tiny-Q8_0.gguf"))) as stub:
+        done = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/tiny-GGUF", "--fast")
+        assert done.returncode == 0, done.stderr
+        assert not stub.asked("GET", "Q8_0") and not stub.asked("GET", "README")
+        asked = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "pull", "org/tiny-GGUF")
+    size = sum(map(len, parts.values())) / 1000
+    assert f"{next(iter(parts))}, {size:.0f} kB" in done.stderr and "download 100%" not in done.stderr
+    assert any(line.startswith("download ") and " kB" in line for line in done.stderr.splitlines())
+    assert asked.stdout.strip().endswith(f"/{COMMIT}/{next(iter(parts))}")
+    source = json.loads((edge_llm_home / "models" / "tiny-GGUF" / "manifest.json").read_text())["source"]
+    assert source["path"] == f"org/tiny-GGUF@{COMMIT}" and source["kind"] == "hub"
+    offline = {"HF_HUB_OFFLINE": "1"}
+    again = edge_llm(tmp_path, NOBODY, edge_llm_home, "import", "org/tiny-GGUF", "--fast", **offline)
+    assert again.returncode == 0 and "already imported" in again.stderr
+    answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", "org/tiny-GGUF", "hello", "-n", "2", **offline)
     assert answer.returncode == 0, answer.stderr
 
 

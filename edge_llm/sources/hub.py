@@ -29,7 +29,7 @@ from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.counted import Counted
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
-from edge_llm.sources.hub_gguf import check_runs, choose
+from edge_llm.sources.hub_gguf import check_runs, choose, is_only_gguf
 from edge_llm.sources.modelslim_files import description_of, files_of, plain_settings, weights_of
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
@@ -75,6 +75,11 @@ class Listing:
     """Bytes that are not here yet."""
 
     @property
+    def model(self) -> str:
+        """The GGUF file, the first where it is split; empty for a folder of Hugging Face's files."""
+        return self.files[0].name if self.files and self.files[0].name.lower().endswith(".gguf") else ""
+
+    @property
     def weights_bytes(self) -> int:
         return sum(file.size for file in self.files if file.name.endswith((".safetensors", ".gguf")))
 
@@ -101,7 +106,8 @@ def pull(
     """Download what an import needs of ``repository`` (``org/name``) and return the folder.
 
     revision: branch, tag or commit (default: main).  gguf: a quantization or a file's name: that GGUF file is downloaded, and
-    its path is returned, of the first where it is split.  progress is called with ("download", bytes done, bytes in all).
+    its path is returned, of the first where it is split; one is chosen where the repository has GGUF files alone.  progress
+    is called with ("download", bytes done, bytes in all).
     Where the hub cannot be reached, a complete earlier download is taken, and ``notice`` is told so.
     Raises `HubError`, `UsageError` (not an id), `UnsupportedModel` (no safetensors there) or `StorageError`.
     """
@@ -112,9 +118,9 @@ def pull(
     with _no_trace(cache, repository), clear_errors(repository, revision), _quietly():
         listing = _listed(repository, revision, notice, gguf)
         if listing.folder is not None:
-            return listing.folder / listing.files[0].name if gguf else listing.folder
-        if gguf:
-            notice(f"{listing.files[0].name}, {byte_count(listing.weights_bytes)}")
+            return listing.folder / listing.model
+        if listing.model:
+            notice(f"{listing.model}, {byte_count(listing.weights_bytes)}")
         commit, files = listing.commit, list(listing.files)
         _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
@@ -122,7 +128,7 @@ def pull(
         folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))  # none of them is a pattern
         _remember(cache, repository, revision, commit)
         _check_sizes(folder, repository, files)
-        return folder / files[0].name if gguf else folder
+        return folder / listing.model
 
 
 def _check(repository: str, revision: str | None) -> None:
@@ -166,12 +172,16 @@ def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
     """What an earlier download, ours or another program's, left.  Raises `FileNotFoundError` where that is not whole."""
     from huggingface_hub import snapshot_download
 
+    def found(patterns: list[str]) -> Path:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
+
     # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
-    patterns = list(TEXT_FILES)
-    folder = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
-    if gguf:
-        found = choose(repository, [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")], gguf)
-        return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in found), folder)
+    folder = found([])
+    models = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+    if gguf or (is_only_gguf(models) and not _has_weights(folder)):
+        chosen = choose(repository, models, gguf)
+        return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in chosen), folder)
+    found(list(TEXT_FILES))
     here = [path.name for path in folder.iterdir()]
     description = description_of(here)
     weights = weights_of(here) if description else MODEL
@@ -187,6 +197,11 @@ def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
     return Listing(folder.name, files, folder)
 
 
+def _has_weights(folder: Path) -> bool:
+    """Whether there are Hugging Face's weights in ``folder``, in whatever form."""
+    return any(folder.glob("*.safetensors*"))
+
+
 def _folder_name(repository: str) -> str:
     return "models--" + repository.replace("/", "--")
 
@@ -200,7 +215,7 @@ def _wanted(repository: str, revision: str | None, gguf: str) -> tuple[str, list
     if not _COMMIT.fullmatch(commit):
         raise HubError(f"the hub's answer for `{repository}` names the commit `{shown(commit)}`; try again later")
     present = {file.rfilename: file for file in info.siblings or []}
-    if gguf:
+    if gguf or (is_only_gguf(present) and not description_of(present)):
         check_runs(repository, getattr(info, "gguf", None))
         return commit, [_remote_file(present[name]) for name in choose(repository, present, gguf)]
     names = [name for name in TEXT_FILES if name in present]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import parts_of_name, without_part
+from edge_llm.formats.safetensors import MODEL
 from edge_llm.sources.gguf_config import architectures, refusal
 
-DEFAULT = "Q4_K_M"
-"""What is taken where nothing is said."""
+DEFAULTS = ("Q4_K_M", "Q8_0")
+"""What is taken where nothing is said: the first that is there, else the first file."""
 
 _QUANTIZATION = re.compile(r"(?:UD-)?(?:I?Q[1-8]_[A-Z0-9_]+|B?F16|F32|MXFP4(?:_MOE)?)", re.IGNORECASE)
-_NO_MODEL = re.compile(r"(?:^|/)(?:mmproj|mtp-|imatrix)|[-.]lora\b|mmproj-", re.IGNORECASE)
+_NO_MODEL = re.compile(r"(?:^|/)(?:imatrix|(?:mtp|eagle3|dflash|dspark)-)|[-.]lora\b|mmproj|-imatrix", re.IGNORECASE)
 
 
 def is_quantization(text: str) -> bool:
@@ -22,10 +23,13 @@ def is_quantization(text: str) -> bool:
     return _QUANTIZATION.fullmatch(text) is not None
 
 
-def choose(repository: str, names: Iterable[str], wanted: str) -> list[str]:
-    """The file that is ``wanted``, by its quantization or its name, with all its parts.  Raises `UnsupportedModel`."""
+def choose(repository: str, names: Iterable[str], wanted: str = "") -> list[str]:
+    """The file that is ``wanted``, by its quantization or its name, with all its parts; as `DEFAULTS` says where none is.
+
+    Raises `UnsupportedModel`.
+    """
     models = sorted(name for name in names if is_model(name))
-    found = [name for name in models if name == wanted or _has(name, wanted)]
+    found = [name for name in models if name == wanted or _has(name, wanted)] if wanted else _usual(models)
     if not found:
         there = ", ".join(sorted({one for name in models for one in _QUANTIZATION.findall(name)})) or "no GGUF model"
         raise UnsupportedModel(f"`{repository}` has no GGUF file `{shown(wanted)}`; there is: {there}")
@@ -34,6 +38,20 @@ def choose(repository: str, names: Iterable[str], wanted: str) -> list[str]:
     if missing:
         raise UnsupportedModel(f"`{repository}` lacks `{shown(missing[0])}`, a part of the model; choose another quantization")
     return parts
+
+
+def _usual(models: Sequence[str]) -> list[str]:
+    for tag in DEFAULTS:
+        if found := [name for name in models if _has(name, tag)]:
+            return found
+    return list(models[:1])
+
+
+def is_only_gguf(names: Iterable[str]) -> bool:
+    """Whether a repository has models in GGUF, and none as Hugging Face has them."""
+    there = set(names)
+    others = (f"{MODEL}.safetensors", f"{MODEL}.safetensors.index.json")
+    return any(is_model(name) for name in there) and there.isdisjoint(others)
 
 
 def is_model(name: str) -> bool:

@@ -143,11 +143,9 @@ def find_folder(
     place = place_of(source)
     if place.folder is not None:
         return "folder", str(place.folder), place.folder
-    if not place.gguf:
-        folder = pull(place.repository, revision or place.revision, progress, notice)
-        return "hub", f"{place}@{folder.name}", folder
     found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
-    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT/the file
+    beside = f"models--{place.repository.replace('/', '--')}"
+    commit = found.parts[found.parts.index(beside) + 2]  # of the cache: beside/snapshots/COMMIT, and a GGUF file in it
     return "hub", f"{place}@{commit}", found
 
 
