@@ -14,6 +14,8 @@ from edge_llm.sources.gguf_config import architectures, refusal
 DEFAULTS = ("Q4_K_M", "Q8_0")
 """What is taken where nothing is said: the first that is there, else the first file."""
 
+_MORE_BITS = 0.6
+"""Per weight of a quantized file, beyond those in its name: scales, and matrices that have more."""
 _QUANTIZATION = re.compile(r"(?:UD-)?(?:I?Q[1-8]_[A-Z0-9_]+|B?F16|F32|MXFP4(?:_MOE)?)", re.IGNORECASE)
 _NO_MODEL = re.compile(r"(?:^|/)(?:imatrix|(?:mtp|eagle3|dflash|dspark)-)|[-.]lora\b|mmproj|-imatrix", re.IGNORECASE)
 
@@ -64,6 +66,15 @@ def check_runs(repository: str, about: object) -> None:
     family = about.get("architecture") if isinstance(about, dict) else None
     if isinstance(family, str) and family not in architectures():
         raise refusal(f"`{repository}`", family)
+
+
+def float_bytes(name: str, nbytes: int) -> int:
+    """Bytes in 16 bits each of weights that take ``nbytes`` in the file ``name``; the same where it names no quantization."""
+    found = _QUANTIZATION.search(name.rpartition("/")[2])
+    digits = re.search(r"\d+", found[0]) if found else None
+    if digits is None or int(digits[0]) >= 16:
+        return nbytes * 16 // int(digits[0]) if digits else nbytes
+    return round(nbytes * 16 / (int(digits[0]) + _MORE_BITS))
 
 
 def model_name(repository: str, wanted: str) -> str:
