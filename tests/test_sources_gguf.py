@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf_files import I32, Of, floats, gguf_bytes, model_gguf, model_pairs, model_tensors, tokenizer_pairs
-from model_files import random_tensors, tiny_config, write_model
+from model_files import SPECIALS, random_tensors, tiny_config, write_model
 from stub_hub import COMMIT, Stub, environment, serving
 from tokenizers import Tokenizer as Backend
 
@@ -24,12 +24,14 @@ from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf import open_gguf
 from edge_llm.formats.manifest import WEIGHTS
-from edge_llm.models import describe
+from edge_llm.models import describe, load_config
 from edge_llm.models.layer import Rope
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import check_tensors
 from edge_llm.sources import open_source
-from edge_llm.sources.gguf_config import config_of, divisors_of
+from edge_llm.sources.gguf import _ENDS
+from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of
+from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.hub_gguf import choose, model_name
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.place import place_of
@@ -467,6 +469,68 @@ def test_a_control_token_that_is_known_for_it_ends_answers(tmp_path):
         assert count in source.tokenizer().eos_ids and count + 1 not in source.tokenizer().eos_ids
         said = source.generation_config()
         assert said["temperature"] == 0.25 and said["top_k"] == 7
+
+
+@pytest.mark.parametrize(
+    ("added", "ends"),
+    [
+        ({"<|im_end|>": 3, "<|endoftext|>": 3, "<|im_start|>": 3}, {"<|im_end|>", "<|endoftext|>"}),
+        ({"<|end|>": 3, "<|return|>": 3}, {"<|end|>", "<|return|>"}),
+        ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {"<|return|>", "<|call|>"}),
+        ({"<|end|>": 3, "<|flush|>": 3, "<|calls|>": 3}, {"<|flush|>", "<|calls|>"}),
+        ({"<|end|>": 4, "<|return|>": 3, "<|call|>": 4}, {"<|return|>"}),
+        ({"<end_of_turn>": 3, "<strike>": 4, "<|file_sep|>": 3}, {"<end_of_turn>"}),
+    ],
+)
+def test_an_answer_ends_where_llama_cpp_ends_it_but_never_at_text(added, ends, tmp_path):
+    raw, pairs = tiny_config("llama", num_hidden_layers=1), tokenizer_pairs()
+    tokens = [text for text in pairs["tokenizer.ggml.tokens"] if text not in added]
+    kinds = [3 if text in SPECIALS else 1 for text in tokens]
+    pairs |= {"tokenizer.ggml.tokens": [*tokens, *added], "tokenizer.ggml.token_type": [*kinds, *added.values()]}
+    pairs |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 0}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | pairs, model_tensors(raw, random_tensors(raw))))
+    others = {text for text in SPECIALS if text not in added and text in _ENDS}
+    with open_source(tmp_path / "m.gguf") as source:
+        texts = {source.tokenizer().token_text(one) for one in source.generation_config()["eos_token_id"]}
+        assert texts - {tokens[0]} == ends | others
+
+
+def test_gemma_3s_names_and_norms_are_those_of_its_folder(tmp_path):
+    """Its norms are stored as 1 + w; its rows of queries and keys are in order."""
+    raw = tiny_config("llama", num_hidden_layers=1)
+    mine = model_tensors(raw, random_tensors(raw))
+    more = [floats(f"blk.0.{name}.weight", np.full(64, 1.25)) for name in ("post_attention_norm", "post_ffw_norm")]
+    pairs = {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 32}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [*mine, *more]))
+    config = load_config(raw)
+    with open_gguf(tmp_path / "m.gguf") as model:
+        tensors = GgufTensors(model, config, describe(config))
+        norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        assert {f"{LAYER}{name}.weight" for name in norms} < set(tensors.names())
+        assert (tensors.read(f"{LAYER}post_feedforward_layernorm.weight") == 0.25).all()
+        stored = {name: values for name, _, _, values in mine}
+        assert tensors.read(f"{LAYER}self_attn.q_proj.weight").tobytes() == stored["blk.0.attn_q.weight"]
+        assert np.array_equal(tensors.read("model.norm.weight") + 1, model.read("output_norm.weight"))
+
+
+@pytest.mark.parametrize(
+    ("said", "local"),
+    [({}, "lllllglllllgl"), ({"sliding_window_pattern": 3}, "llgllgllgllgl"), ({"sliding_window": 0}, "g" * 13)],
+)
+def test_gemma_3s_layers_are_local_as_its_architecture_has_it(said, local, tmp_path):
+    numbers = {
+        "attention.head_count": 4, "attention.head_count_kv": 1, "attention.key_length": 256, "embedding_length": 640,
+        "context_length": 32768, "feed_forward_length": 2048, "block_count": 13, "attention.sliding_window": 512,
+        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6,
+    } | {f"attention.{key}": value for key, value in said.items()}  # fmt: skip
+    pairs = {"general.architecture": "gemma3"} | {f"gemma3.{key}": value for key, value in numbers.items()}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [floats("token_embd.weight", np.zeros((8, 640)))]))
+    with open_gguf(tmp_path / "m.gguf") as model:
+        config = ARCHITECTURES["gemma3"][1](model, "gemma3")
+    kinds = {"l": "sliding_attention", "g": "full_attention"}
+    assert config["layer_types"] == [kinds[one] for one in local] and config["rope_local_base_freq"] == 10000.0
+    assert (config["query_pre_attn_scalar"], config["head_dim"], config["rope_theta"]) == (256, 256, 1e6)
+    assert config["hidden_activation"] == "gelu_pytorch_tanh" and config["tie_word_embeddings"]
 
 
 def test_one_command_imports_a_file_and_show_names_its_quantization(tmp_path, edge_llm_home):

@@ -193,7 +193,7 @@ class _Job:
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
         self.turn_end = self._turn_end()
-        for line in bits_in_words(source, self.decoder.parameters, weights):
+        for line in bits_in_words(source, self.decoder.parameters, weights.kind, weights.bits, fitted=weights.fitted):
             notice(line)
         self.digest = source.digest(digest_in_floats(progress, self.decoder.parameters))
         if self.unused:

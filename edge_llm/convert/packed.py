@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from edge_llm.config import INT8, W4
-from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.pace import expected_seconds
 from edge_llm.progress import StageProgress, byte_count, rough_time
 from edge_llm.sources.base import PackedSource, Source
 
-FAST = "fast"
-"""What `IMPORT_SECONDS` calls INT8 weights that are rounded."""
-
-
-def bits_in_words(source: Source, parameters: int, weights: LayerBits) -> list[str]:
-    """Lines on bits in, bits out and the time; none for a source of floats."""
+def bits_in_words(source: Source, parameters: int, kind: str, mixed: float, *, fitted: bool) -> list[str]:
+    """Lines on bits in, bits out and the time, none for a source of floats; a mixture of weights has ``mixed`` bits."""
     if not isinstance(source, PackedSource):
         return []
-    bits = {INT8: 8.0, W4: 4.0}.get(weights.kind, weights.bits)
-    minutes = rough_time(expected_seconds(parameters, weights.kind if weights.fitted else FAST))
+    bits = {INT8: 8.0, W4: 4.0}.get(kind, mixed)
+    minutes = rough_time(expected_seconds(parameters, kind if fitted else "fast"))
     lines = [
         f"{source.quantization}, {source.bits_per_weight:.1f} bits per weight ({byte_count(source.nbytes)}), becomes weights "
         f"of {bits:g} bits ({byte_count(bits / 8 * parameters)}); about {minutes}"

@@ -32,11 +32,18 @@ _FILE_TYPES = {
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS",
     32: "BF16", 38: "MXFP4_MOE",
 }  # fmt: skip
-_ENDS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
-    "<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
-)  # fmt: skip
-"""Control tokens that end an answer by their text, as llama.cpp has it."""
+_ENDS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
+    "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+    "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+))  # fmt: skip
+"""Control tokens that end an answer by their text, as llama.cpp has it; a repository's configs may name fewer of them.
+
+Text that is no control token ends nothing here: `</s>` is HTML to Gemma.
+"""
+_PART_ENDS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
+"""Where both are there, `<|end|>` ends a part of an answer."""
+_CONTROL = 3
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
@@ -178,10 +185,11 @@ class GgufSource:
         """Tokens that end an answer: those that the file names, and control tokens that are known for it."""
         found = {number for name in ("eos", "eot", "eom") if (number := self._special(name)) is not None}
         kinds = self._model.numbers("tokenizer.ggml.token_type")
-        for number, text in enumerate(self._texts):
-            if text in _ENDS and kinds is not None and number < len(kinds) and kinds[number] == 3:
-                found.add(number)
-        return sorted(found)
+        controls = () if kinds is None else zip(self._texts, kinds, strict=False)
+        named = {text: number for number, (text, kind) in enumerate(controls) if text in _ENDS and kind == _CONTROL}
+        if any(first in named and second in named for first, second in _PART_ENDS):
+            found.discard(named.pop("<|end|>", -1))
+        return sorted(found | set(named.values()))
 
 
 def _dumped(value: object) -> bytes:

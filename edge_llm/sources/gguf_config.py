@@ -35,13 +35,13 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     if architecture not in architectures():
         raise refusal(model.where, architecture)
     _refuse_what_is_more(model, architecture)
-    return _ARCHITECTURES[architecture][1](model, architecture)
+    return ARCHITECTURES[architecture][1](model, architecture)
 
 
 def architectures() -> list[str]:
     """Those that run."""
     there = families()
-    return [name for name, (model_type, _) in _ARCHITECTURES.items() if model_type in there]
+    return [name for name, (model_type, _) in ARCHITECTURES.items() if model_type in there]
 
 
 def refusal(where: str, architecture: str) -> UnsupportedModel:
@@ -87,7 +87,7 @@ def _gemma3(model: GgufModel, name: str) -> dict[str, Any]:
     return settings | {"layer_types": kinds, "sliding_window": window or None}
 
 
-_ARCHITECTURES: dict[str, tuple[str, Callable[[GgufModel, str], dict[str, Any]]]] = {
+ARCHITECTURES: dict[str, tuple[str, Callable[[GgufModel, str], dict[str, Any]]]] = {
     "llama": ("llama", _llama),
     "qwen2": ("qwen2", _qwen2),
     "qwen3": ("qwen3", _qwen3),

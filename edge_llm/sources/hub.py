@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -172,16 +173,14 @@ def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
     """What an earlier download, ours or another program's, left.  Raises `FileNotFoundError` where that is not whole."""
     from huggingface_hub import snapshot_download
 
-    def found(patterns: list[str]) -> Path:
-        return Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
-
     # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
-    folder = found([])
+    look_up = partial(snapshot_download, repository, revision=revision, local_files_only=True)
+    folder = Path(look_up(allow_patterns=[]))
     models = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
-    if gguf or (is_only_gguf(models) and not _has_weights(folder)):
+    if gguf or (is_only_gguf(models) and not any(folder.glob("*.safetensors*"))):
         chosen = choose(repository, models, gguf)
         return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in chosen), folder)
-    found(list(TEXT_FILES))
+    look_up(allow_patterns=list(TEXT_FILES))
     here = [path.name for path in folder.iterdir()]
     description = description_of(here)
     weights = weights_of(here) if description else MODEL
@@ -195,11 +194,6 @@ def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
             raise FileNotFoundError(folder / name)
     files = tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in names)
     return Listing(folder.name, files, folder)
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether there are Hugging Face's weights in ``folder``, in whatever form."""
-    return any(folder.glob("*.safetensors*"))
 
 
 def _folder_name(repository: str) -> str:
