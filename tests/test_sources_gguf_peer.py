@@ -309,5 +309,7 @@ def test_a_trained_files_tokens_and_ends_are_llama_cpps(name, count, request):
     vocab = llama_cpp.llama_model_get_vocab(words.peer.model)
     with open_source(path) as source:
         ends = {number for number in range(source.config.vocab_size) if llama_cpp.llama_vocab_is_eog(vocab, number)}
+        fill_in = {getattr(llama_cpp, f"llama_vocab_fim_{mark}")(vocab) for mark in ("pad", "rep", "sep")}
+        ends -= fill_in  # marks of fill in the middle, which the repository goes on behind
         assert set(source.generation_config()["eos_token_id"]) == ends
         assert {source.tokenizer().token_text(number) for number in ends} == {"<|im_end|>", "<|endoftext|>"}

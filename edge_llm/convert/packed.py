@@ -7,6 +7,7 @@ from edge_llm.convert.pace import expected_seconds
 from edge_llm.progress import StageProgress, byte_count, rough_time
 from edge_llm.sources.base import PackedSource, Source
 
+
 def bits_in_words(source: Source, parameters: int, kind: str, mixed: float, *, fitted: bool) -> list[str]:
     """Lines on bits in, bits out and the time, none for a source of floats; a mixture of weights has ``mixed`` bits."""
     if not isinstance(source, PackedSource):

@@ -4,8 +4,6 @@ The requests are huggingface_hub's: it reads HF_ENDPOINT (a mirror), HF_HUB_OFFL
 environment, and sends a token only to the hub itself.  What is added here: the choice of files, a check of free space
 before and of every large file's SHA-256 after, progress, large files that go on where a killed download stopped, and
 one clear line per failure.  Nothing else in the project opens a connection.
-
-    folder = pull("Qwen/Qwen2.5-0.5B-Instruct")
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,8 +123,8 @@ def pull(
         commit, files = listing.commit, list(listing.files)
         _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
-        names = [file.name for file in files]
-        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))  # none of them is a pattern
+        names = [file.name for file in files]  # none of them is a pattern
+        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))
         _remember(cache, repository, revision, commit)
         _check_sizes(folder, repository, files)
         return folder / listing.model
@@ -373,11 +371,9 @@ def _remember(cache: Path, repository: str, revision: str | None, commit: str) -
     if revision == commit:
         return
     reference = cache / _folder_name(repository) / "refs" / (revision or "main")
-    try:
+    with suppress(OSError):  # only costs the offline look-up
         reference.parent.mkdir(parents=True, exist_ok=True)
         reference.write_text(commit)
-    except OSError:  # only costs the offline look-up
-        return
 
 
 def _check_sizes(folder: Path, repository: str, files: list[RemoteFile]) -> None:
