@@ -30,7 +30,7 @@ from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import check_tensors
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf import _ENDS
-from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of
+from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of, lengths_of
 from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.hub_gguf import choose, model_name
 from edge_llm.sources.hugging_face import default_name
@@ -149,6 +149,20 @@ def test_llama_3s_scaled_frequencies_are_found_again(lengths, tmp_path):
         else:
             with pytest.raises(UnsupportedModel, match="not scaled as those of Llama 3"):
                 open_source(file)
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_divisors_are_a_scaling_or_none_without_a_warning():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        head, theta = int(rng.choice([2, 4, 16, 64, 128])), float(rng.choice([1.0, 2.0, 1e4, 5e5, 1e18]))
+        kinds = (
+            rng.standard_normal(head // 2) * 10.0 ** rng.integers(-3, 30), np.abs(rng.standard_normal(head // 2)) + 1,
+            rng.choice([0, 1, 2, 8, 1e30, 1e-30], head // 2),
+        )  # fmt: skip
+        divisors = kinds[rng.integers(3)].astype(np.float32).astype(np.float64)
+        if (lengths := lengths_of(divisors, theta, head)) is not None:
+            assert np.isfinite(divisors_of(theta, head, float(divisors.max()), lengths)).all()
 
 
 def test_divisors_of_one_are_no_scaling(tmp_path):

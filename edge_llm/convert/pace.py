@@ -15,7 +15,9 @@ SMALL = 50e6
 _ROWS, _COLUMNS = 64, 512
 _RATE = 2900.0
 """Products per second of one core of the machine that `IMPORT_SECONDS` was measured on, with all of its cores at work."""
-_SECONDS = 0.2
+_SECONDS = 0.5
+_STAYS_SECONDS = 30.0
+"""So long what was measured counts."""
 _LEAST, _MOST = 0.2, 50.0
 
 
@@ -28,6 +30,18 @@ def slowness(parameters: int) -> float:
     """How many times as long as expected products take now, on all cores that this process may use; 1 for a small model."""
     if parameters < SMALL:
         return 1.0
+    if not _measured or time.monotonic() > _measured[0] + _STAYS_SECONDS:
+        rate = _products_per_second()
+        _measured[:] = time.monotonic(), min(_MOST, max(_LEAST, _RATE / max(rate, 1e-9)))
+    return _measured[1]
+
+
+_measured: list[float] = []
+"""When, and what `slowness` was."""
+
+
+def _products_per_second() -> float:
+    """Of one core, while all are at work."""
     rows, weight = np.ones((_ROWS, _COLUMNS), np.float32), np.ones((_COLUMNS, _COLUMNS), np.float32)
     begun = time.monotonic()
 
@@ -40,5 +54,4 @@ def slowness(parameters: int) -> float:
 
     with workers() as pool:
         products = sum(pool.map(count, range(core_count())))
-    rate = products / (time.monotonic() - begun) / core_count()
-    return min(_MOST, max(_LEAST, _RATE / max(rate, 1e-9)))
+    return products / (time.monotonic() - begun) / core_count()

@@ -221,9 +221,14 @@ def lengths_of(divisors: np.ndarray, theta: float, head: int) -> dict[str, Any] 
     between = np.flatnonzero((divisors > 1 + _NEAR) & (divisors < factor * (1 - _NEAR)))
     if len(between) < 2:
         return None
-    smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
-    slope, at_zero = np.polyfit(1 / _wave_lengths(theta, head)[between], smooth, 1)
-    if not (np.isfinite([slope, at_zero]).all() and slope > 0 > at_zero):
+    ends = between[[0, -1]]
+    smooth = (1 / divisors[ends] - 1 / factor) / (1 - 1 / factor)
+    turns = 1 / _wave_lengths(theta, head)[ends]
+    if turns[0] == turns[1]:
+        return None
+    slope = (smooth[1] - smooth[0]) / (turns[1] - turns[0])
+    at_zero = smooth[0] - slope * turns[0]
+    if not slope > 0 > at_zero:
         return None
     original, high = round(float(-slope / at_zero)), float(1 - 1 / at_zero)
     if not (1 <= original <= 1 << 27 and 1 < high <= 1e6):
