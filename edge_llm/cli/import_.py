@@ -13,6 +13,7 @@ from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
 from edge_llm.convert.calibrate import BY_MODEL
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
+from edge_llm.convert.pace import slowness
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
 from edge_llm.progress import Journey
@@ -114,7 +115,7 @@ def import_command(
         raise UsageError("--fast rounds INT8 weights; those of 4 bits are always fitted", param="fast")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
     layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit=not fast)
-    with progress_as(progress_form, Journey("fast" if fast else weights)) as draw:
+    with progress_as(progress_form, Journey("fast" if fast else weights, slowness=slowness)) as draw:
         folder = import_model(
             source,
             name,

@@ -28,7 +28,7 @@ from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
-from edge_llm.convert.packed import bits_in_words
+from edge_llm.convert.packed import bits_in_words, digest_in_floats
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -193,9 +193,9 @@ class _Job:
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
         self.turn_end = self._turn_end()
-        for line in bits_in_words(source, self.decoder.parameters, weights.kind, weights.bits):
+        for line in bits_in_words(source, self.decoder.parameters, weights.kind, weights.bits, fitted=weights.fitted):
             notice(line)
-        self.digest = source.digest(progress)
+        self.digest = source.digest(digest_in_floats(progress, self.decoder.parameters))
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
             notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")

@@ -140,10 +140,10 @@ class GgufModel:
         for name, file in self._of.items():
             check_type(file.tensors[name], file.path)
 
-    def read(self, name: str) -> np.ndarray:
-        """`GgufFile.read` of the tensor ``name``."""
+    def read(self, name: str, rows: range | None = None) -> np.ndarray:
+        """`GgufFile.read` of the tensor ``name``, or of ``rows`` of it."""
         info = self.tensor(name)
-        return self._of[name].read(info)
+        return self._of[name].read(info if rows is None else info.rows(rows.start, len(rows)))
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; without a ``default`` one that is missing raises `InvalidModel`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,6 +54,13 @@ class GgufTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    def rows(self, first: int, count: int) -> GgufTensor:
+        """``count`` of its rows; `UnsupportedModel` where a block has several."""
+        if len(self.shape) == 1 and self.kind.columns > 1:
+            raise UnsupportedModel(f"the vector `{shown(self.name)}` is {self.kind.name}; parts of it cannot be read, F32 can")
+        each = self.nbytes // self.shape[0]
+        return replace(self, shape=(count, *self.shape[1:]), offset=self.offset + first * each, nbytes=count * each)
 
 
 Value = int | float | bool | str | GgufArray

@@ -1,4 +1,6 @@
-"""llama.cpp's names for the tensors of a decoder, and those of Hugging Face."""
+"""llama.cpp's names for the tensors of a decoder, those of Hugging Face, and what its converter changes in them."""
+
+from __future__ import annotations
 
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -15,3 +17,29 @@ LAYER = {
 }
 """Parts of a layer, which both number."""
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+FREQUENCIES = "rope_freqs.weight"
+"""Divisors of the frequencies of a scaled rotary embedding."""
+FUSED = "attn_qkv"
+"""Rows of queries, of keys, then of values, in one tensor."""
+PARTS_OF_FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+_SANDWICH = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OTHERS = {
+    "gemma2": _SANDWICH,
+    "gemma3": _SANDWICH,
+    "phi3": {FUSED: "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+"""By architecture: parts of a layer that are called differently, or are one tensor in both."""
+TURNED_IN_PAIRS = frozenset(("llama",))
+"""Architectures whose rows of queries and keys are reordered, from halves of a head to neighbouring pairs."""
+NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3"))
+"""Architectures whose norms are stored as 1 + w."""
+
+
+def layer_names(architecture: str) -> dict[str, str]:
+    """Hugging Face's names of the parts of a layer by llama.cpp's."""
+    return LAYER | _OTHERS.get(architecture, {})

@@ -15,7 +15,7 @@ __all__ = ["Source", "add_source", "open_source"]
 
 
 class SourceFile(Protocol):
-    """What a file of this folder has."""
+    """What `add_source` takes."""
 
     def claims(self, source: str) -> bool:
         """Whether ``source`` (a path or an id) names a model of this kind."""

@@ -256,14 +256,20 @@ def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
     if charsmap is not None:
         coded = base64.b64encode(charsmap.tobytes()).decode()
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": coded})
+    is_prefixed = model.flag("tokenizer.ggml.add_space_prefix", True)
     if model.flag("tokenizer.ggml.remove_extra_whitespaces", False):
-        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-    scheme = "always" if model.flag("tokenizer.ggml.add_space_prefix", True) else "never"
-    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}  # tokens span words
+        is_prefixed = True  # every word has one space before it, the first one too
+        normalizers += [_replace(r"\A +| +\z", ""), _replace(" {2,}", " ")]
+    if is_prefixed:
+        normalizers.append(_replace(r"\A(?= *[^ ])", " "))  # where there is a word
+    scheme = "always" if is_prefixed else "never"
+    spaces, back = (
+        {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": one, "split": False} for one in ("never", scheme)
+    )  # tokens span words
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
         "pre_tokenizer": spaces,
-        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, spaces]},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, back]},
         "model": {
             "type": "Unigram",
             "unk_id": unknown[0],
@@ -271,3 +277,7 @@ def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
             "byte_fallback": bool(words.of(_BYTE)),
         },
     }
+
+
+def _replace(expression: str, text: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": expression}, "content": text}

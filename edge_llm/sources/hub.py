@@ -4,8 +4,6 @@ The requests are huggingface_hub's: it reads HF_ENDPOINT (a mirror), HF_HUB_OFFL
 environment, and sends a token only to the hub itself.  What is added here: the choice of files, a check of free space
 before and of every large file's SHA-256 after, progress, large files that go on where a killed download stopped, and
 one clear line per failure.  Nothing else in the project opens a connection.
-
-    folder = pull("Qwen/Qwen2.5-0.5B-Instruct")
 """
 
 from __future__ import annotations
@@ -17,8 +15,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -29,7 +28,7 @@ from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.counted import Counted
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
-from edge_llm.sources.hub_gguf import check_runs, choose
+from edge_llm.sources.hub_gguf import check_runs, choose, is_only_gguf
 from edge_llm.sources.modelslim_files import description_of, files_of, plain_settings, weights_of
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
@@ -75,6 +74,11 @@ class Listing:
     """Bytes that are not here yet."""
 
     @property
+    def model(self) -> str:
+        """The GGUF file, the first where it is split; empty for a folder of Hugging Face's files."""
+        return self.files[0].name if self.files and self.files[0].name.lower().endswith(".gguf") else ""
+
+    @property
     def weights_bytes(self) -> int:
         return sum(file.size for file in self.files if file.name.endswith((".safetensors", ".gguf")))
 
@@ -101,7 +105,8 @@ def pull(
     """Download what an import needs of ``repository`` (``org/name``) and return the folder.
 
     revision: branch, tag or commit (default: main).  gguf: a quantization or a file's name: that GGUF file is downloaded, and
-    its path is returned, of the first where it is split.  progress is called with ("download", bytes done, bytes in all).
+    its path is returned, of the first where it is split; one is chosen where the repository has GGUF files alone.  progress
+    is called with ("download", bytes done, bytes in all).
     Where the hub cannot be reached, a complete earlier download is taken, and ``notice`` is told so.
     Raises `HubError`, `UsageError` (not an id), `UnsupportedModel` (no safetensors there) or `StorageError`.
     """
@@ -112,17 +117,17 @@ def pull(
     with _no_trace(cache, repository), clear_errors(repository, revision), _quietly():
         listing = _listed(repository, revision, notice, gguf)
         if listing.folder is not None:
-            return listing.folder / listing.files[0].name if gguf else listing.folder
-        if gguf:
-            notice(f"{listing.files[0].name}, {byte_count(listing.weights_bytes)}")
+            return listing.folder / listing.model
+        if listing.model:
+            notice(f"{listing.model}, {byte_count(listing.weights_bytes)}")
         commit, files = listing.commit, list(listing.files)
         _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
-        names = [file.name for file in files]
-        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))  # none of them is a pattern
+        names = [file.name for file in files]  # none of them is a pattern
+        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))
         _remember(cache, repository, revision, commit)
         _check_sizes(folder, repository, files)
-        return folder / files[0].name if gguf else folder
+        return folder / listing.model
 
 
 def _check(repository: str, revision: str | None) -> None:
@@ -167,11 +172,13 @@ def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
     from huggingface_hub import snapshot_download
 
     # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
-    patterns = list(TEXT_FILES)
-    folder = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
-    if gguf:
-        found = choose(repository, [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")], gguf)
-        return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in found), folder)
+    look_up = partial(snapshot_download, repository, revision=revision, local_files_only=True)
+    folder = Path(look_up(allow_patterns=[]))
+    models = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+    if gguf or (is_only_gguf(models) and not any(folder.glob("*.safetensors*"))):
+        chosen = choose(repository, models, gguf)
+        return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in chosen), folder)
+    look_up(allow_patterns=list(TEXT_FILES))
     here = [path.name for path in folder.iterdir()]
     description = description_of(here)
     weights = weights_of(here) if description else MODEL
@@ -200,7 +207,7 @@ def _wanted(repository: str, revision: str | None, gguf: str) -> tuple[str, list
     if not _COMMIT.fullmatch(commit):
         raise HubError(f"the hub's answer for `{repository}` names the commit `{shown(commit)}`; try again later")
     present = {file.rfilename: file for file in info.siblings or []}
-    if gguf:
+    if gguf or (is_only_gguf(present) and not description_of(present)):
         check_runs(repository, getattr(info, "gguf", None))
         return commit, [_remote_file(present[name]) for name in choose(repository, present, gguf)]
     names = [name for name in TEXT_FILES if name in present]
@@ -364,11 +371,9 @@ def _remember(cache: Path, repository: str, revision: str | None, commit: str) -
     if revision == commit:
         return
     reference = cache / _folder_name(repository) / "refs" / (revision or "main")
-    try:
+    with suppress(OSError):  # only costs the offline look-up
         reference.parent.mkdir(parents=True, exist_ok=True)
         reference.write_text(commit)
-    except OSError:  # only costs the offline look-up
-        return
 
 
 def _check_sizes(folder: Path, repository: str, files: list[RemoteFile]) -> None:

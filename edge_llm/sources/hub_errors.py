@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from edge_llm.errors import EdgeLLMError, HubError, StorageError, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.sources.hub_gguf import DEFAULT, is_model
 
 
 @contextmanager
@@ -84,9 +83,7 @@ def no_safetensors(repository: str, names: list[str], base: object) -> Unsupport
     """The error for ``repository``, whose files are ``names``."""
     if "adapter_config.json" in names:
         return adapter_refusal(repository, base)
-    if any(is_model(name) for name in names):
-        what = f"only GGUF files: `{repository}:{DEFAULT}` names one by its quantization, `edge-llm import` takes it"
-    elif any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         what = "its weights only as `.bin` or `.pt`, which can run code when loaded: take one with safetensors"
     else:
         what = "no model.safetensors: take a repository with a whole language model"

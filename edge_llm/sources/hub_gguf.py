@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import parts_of_name, without_part
+from edge_llm.formats.safetensors import MODEL
+from edge_llm.sources.gguf_config import architectures, refusal
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Architectures of GGUF that run; Mistral's models are `llama` there."""
-DEFAULT = "Q4_K_M"
-"""What is taken where nothing is said."""
+DEFAULTS = ("Q4_K_M", "Q8_0")
+"""What is taken where nothing is said: the first that is there, else the first file."""
 
+_MORE_BITS = 0.6
+"""Per weight of a quantized file, beyond those in its name: scales, and matrices that have more."""
 _QUANTIZATION = re.compile(r"(?:UD-)?(?:I?Q[1-8]_[A-Z0-9_]+|B?F16|F32|MXFP4(?:_MOE)?)", re.IGNORECASE)
-_NO_MODEL = re.compile(r"(?:^|/)(?:mmproj|mtp-|imatrix)|[-.]lora\b|mmproj-", re.IGNORECASE)
+_NO_MODEL = re.compile(r"(?:^|/)(?:imatrix|(?:mtp|eagle3|dflash|dspark)-)|[-.]lora\b|mmproj|-imatrix", re.IGNORECASE)
 
 
 def is_quantization(text: str) -> bool:
@@ -23,10 +25,13 @@ def is_quantization(text: str) -> bool:
     return _QUANTIZATION.fullmatch(text) is not None
 
 
-def choose(repository: str, names: Iterable[str], wanted: str) -> list[str]:
-    """The file that is ``wanted``, by its quantization or its name, with all its parts.  Raises `UnsupportedModel`."""
+def choose(repository: str, names: Iterable[str], wanted: str = "") -> list[str]:
+    """The file that is ``wanted``, by its quantization or its name, with all its parts; as `DEFAULTS` says where none is.
+
+    Raises `UnsupportedModel`.
+    """
     models = sorted(name for name in names if is_model(name))
-    found = [name for name in models if name == wanted or _has(name, wanted)]
+    found = [name for name in models if name == wanted or _has(name, wanted)] if wanted else _usual(models)
     if not found:
         there = ", ".join(sorted({one for name in models for one in _QUANTIZATION.findall(name)})) or "no GGUF model"
         raise UnsupportedModel(f"`{repository}` has no GGUF file `{shown(wanted)}`; there is: {there}")
@@ -37,6 +42,20 @@ def choose(repository: str, names: Iterable[str], wanted: str) -> list[str]:
     return parts
 
 
+def _usual(models: Sequence[str]) -> list[str]:
+    for tag in DEFAULTS:
+        if found := [name for name in models if _has(name, tag)]:
+            return found
+    return list(models[:1])
+
+
+def is_only_gguf(names: Iterable[str]) -> bool:
+    """Whether a repository has models in GGUF, and none as Hugging Face has them."""
+    there = set(names)
+    others = (f"{MODEL}.safetensors", f"{MODEL}.safetensors.index.json")
+    return any(is_model(name) for name in there) and there.isdisjoint(others)
+
+
 def is_model(name: str) -> bool:
     """Whether a repository's file is a language model in GGUF, or a part of one."""
     return name.lower().endswith(".gguf") and _NO_MODEL.search(name) is None
@@ -45,11 +64,17 @@ def is_model(name: str) -> bool:
 def check_runs(repository: str, about: object) -> None:
     """Refuse what does not run before it is downloaded; ``about`` is what the hub says of the files, if it does."""
     family = about.get("architecture") if isinstance(about, dict) else None
-    if isinstance(family, str) and family not in FAMILIES:
-        raise UnsupportedModel(
-            f"`{repository}` has the architecture `{shown(family)}`, which does not run from GGUF here; these do: "
-            f"{', '.join(FAMILIES)}"
-        )
+    if isinstance(family, str) and family not in architectures():
+        raise refusal(f"`{repository}`", family)
+
+
+def float_bytes(name: str, nbytes: int) -> int:
+    """Bytes in 16 bits each of weights that take ``nbytes`` in the file ``name``; the same where it names no quantization."""
+    found = _QUANTIZATION.search(name.rpartition("/")[2])
+    digits = re.search(r"\d+", found[0]) if found else None
+    if digits is None or int(digits[0]) >= 16:
+        return nbytes * 16 // int(digits[0]) if digits else nbytes
+    return round(nbytes * 16 / (int(digits[0]) + _MORE_BITS))
 
 
 def model_name(repository: str, wanted: str) -> str:

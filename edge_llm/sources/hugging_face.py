@@ -113,22 +113,6 @@ class HuggingFaceSource:
         self.close()
 
 
-def claims(source: str) -> bool:
-    """Always: `open` refuses what is not a model."""
-    return True
-
-
-def open(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    progress: StageProgress = ignore,
-    notice: Callable[[str], None] = ignore,
-) -> HuggingFaceSource:
-    """Open the folder that ``source`` names; what is on the hub is downloaded first.  See `edge_llm.sources.open_source`."""
-    return HuggingFaceSource(*find_folder(source, revision, progress, notice))
-
-
 def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
     path = expanded(source)
@@ -159,11 +143,9 @@ def find_folder(
     place = place_of(source)
     if place.folder is not None:
         return "folder", str(place.folder), place.folder
-    if not place.gguf:
-        folder = pull(place.repository, revision or place.revision, progress, notice)
-        return "hub", f"{place}@{folder.name}", folder
     found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
-    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT/the file
+    beside = f"models--{place.repository.replace('/', '--')}"
+    commit = found.parts[found.parts.index(beside) + 2]  # of the cache: beside/snapshots/COMMIT, and a GGUF file in it
     return "hub", f"{place}@{commit}", found
 
 

@@ -1,0 +1,117 @@
+"""The tensors of a GGUF file under the names, in the order of rows and with the values that Hugging Face's files have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_llm.errors import InvalidModel, UnsupportedModel
+from edge_llm.files import shown
+from edge_llm.formats.gguf import GgufModel
+from edge_llm.formats.gguf_names import (
+    FREQUENCIES,
+    FUSED,
+    NORMS_PLUS_ONE,
+    PARTS_OF_FUSED,
+    TURNED_IN_PAIRS,
+    WHOLE,
+    layer_names,
+)
+from edge_llm.models.layer import Decoder
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tensor of the file, or ``rows`` of it."""
+
+    tensor: str
+    rows: range | None = None
+
+
+class GgufTensors:
+    """Tensors of ``model`` by Hugging Face's names.
+
+    Raises `InvalidModel` for two that are the same one, `UnsupportedModel` for a bias that ``decoder`` does not add.  A bias
+    that the file lacks where others of its kind are is zero.
+    """
+
+    def __init__(self, model: GgufModel, decoder: Decoder) -> None:
+        self._model = model
+        self._architecture = model.text("general.architecture")
+        self._attention = decoder.layers[0].attention
+        self._layer_names = layer_names(self._architecture)
+        self._parts: dict[str, _Part] = {}
+        for info in model.tensors:
+            if info.name != FREQUENCIES:
+                self._add(info.name)
+        self._zeros = self._lacking_biases(decoder)
+
+    def names(self) -> list[str]:
+        return [*self._parts, *self._zeros]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._zeros:
+            return (self._zeros[name],)
+        part = self._parts.get(name, _Part(name))
+        shape = self._model.tensor(part.tensor).shape
+        return shape if part.rows is None else (len(part.rows), *shape[1:])
+
+    def read(self, name: str) -> np.ndarray:
+        """`GgufModel.read` of the tensor ``name``."""
+        if name in self._zeros:
+            return np.zeros(self._zeros[name], np.float32)
+        part = self._parts.get(name, _Part(name))
+        values = self._model.read(part.tensor, part.rows)
+        if self._architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+            values -= np.float32(1)
+        heads = {"q_proj": self._attention.heads, "k_proj": self._attention.kv_heads}.get(name.split(".")[-2])
+        return values if heads is None or self._architecture not in TURNED_IN_PAIRS else _halves(values, heads)
+
+    def _add(self, own: str) -> None:
+        for name, part in self._found(own):
+            if (other := self._parts.setdefault(name, part)) != part:
+                raise InvalidModel(
+                    f"{self._model.where}: `{shown(other.tensor)}` and `{shown(own)}` are the same tensor; convert the model "
+                    "again"
+                )
+
+    def _found(self, own: str) -> list[tuple[str, _Part]]:
+        """Hugging Face's names of what is in ``own``; that which nobody knows keeps its name."""
+        stem, _, suffix = own.rpartition(".")
+        if stem in WHOLE:
+            return [(f"{WHOLE[stem]}.{suffix}", _Part(own))]
+        words = stem.split(".")
+        if len(words) != 3 or words[0] != "blk" or not words[1].isdecimal():
+            return [(own, _Part(own))]
+        prefix = f"model.layers.{words[1]}."
+        if words[2] in self._layer_names:
+            return [(f"{prefix}{self._layer_names[words[2]]}.{suffix}", _Part(own))]
+        if words[2] != FUSED:
+            return [(own, _Part(own))]
+        kv = self._attention.kv_size
+        ends = np.cumsum([0, self._attention.q_size, kv, kv]).tolist()
+        if (rows := self._model.tensor(own).shape[0]) != ends[-1]:
+            raise InvalidModel(f"{self._model.where}: `{shown(own)}` has `{rows}` rows; q, k and v are {ends[-1]}")
+        spans = zip(PARTS_OF_FUSED, ends, ends[1:], strict=False)
+        return [(f"{prefix}{part}.{suffix}", _Part(own, range(start, end))) for part, start, end in spans]
+
+    def _lacking_biases(self, decoder: Decoder) -> dict[str, int]:
+        """Rows of the biases that ``decoder`` adds and the file lacks."""
+        linears = [(layer.prefix, linear) for layer in decoder.layers for linear in layer.linears if linear.bias]
+        wanted = {
+            f"{prefix}{rows.source}.bias": rows.count for prefix, linear in linears for rows in linear.sources
+        }
+        for name, part in self._parts.items():
+            if name.endswith(".bias") and name not in wanted:
+                raise UnsupportedModel(
+                    f"{self._model.where}: `{shown(part.tensor)}` is added to what the model computes, which does not run here"
+                )
+        return {name: rows for name, rows in wanted.items() if name not in self._parts}
+
+
+def _halves(values: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of every head from neighbouring pairs, as llama.cpp turns them, back to two halves."""
+    rows = values.shape[0]
+    pairs = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
