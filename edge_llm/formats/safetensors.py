@@ -51,7 +51,10 @@ _BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-_INTEGERS: dict[str, np.dtype[Any]] = {"I8": np.dtype("<i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+_INTEGERS: dict[str, np.dtype[Any]] = {
+    "I8": np.dtype("<i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "F8_E4M3": np.dtype("<u1"),
+}  # fmt: skip
+"""What is read as it is; floats of 8 bits as their codes."""
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -112,13 +115,19 @@ class SafetensorsFile:
         return out.reshape(info.shape)
 
     def read_integers(self, name: str) -> np.ndarray:
-        """The tensor as it is: I8, I32 or I64, else `UnsupportedModel`."""
+        """The tensor as it is: I8, I32, I64, or the codes of F8_E4M3 as uint8; else `UnsupportedModel`."""
         info = self._info(name)
         dtype = _INTEGERS.get(info.dtype)
         if dtype is None:
-            raise UnsupportedModel(f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; I8, I32 or I64 is needed")
+            read = ", ".join(_INTEGERS)
+            raise UnsupportedModel(f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; {read} are read")
         self._file.check_unchanged()
-        out = np.empty(info.shape, dtype)
+        try:
+            out = np.empty(info.shape, dtype)
+        except (MemoryError, ValueError):
+            raise InvalidModel(
+                f"`{self.path.name}`: tensor `{shown(name)}` {list(info.shape)} does not fit into memory"
+            ) from None
         self._file.read_into(out.reshape(-1).view(np.uint8), info.offset)
         return out
 
@@ -247,6 +256,11 @@ class SourceFolder:
     def read_integers(self, name: str) -> np.ndarray:
         """`SafetensorsFile.read_integers` of the file that holds it."""
         return self._shard(name).read_integers(name)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(info.nbytes for shard in self._shards for info in shard.tensors.values())
 
     def _shard(self, name: str) -> SafetensorsFile:
         shard = self._where.get(name)
