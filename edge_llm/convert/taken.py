@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.config import FLOAT16
+from edge_llm.config import FLOAT16, STATIC
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, HeadTurns
@@ -20,6 +20,9 @@ from edge_llm.schemes import int8
 from edge_llm.sources.base import IntegerModule, QuantizedSource, Source, StaticModule
 from kernels import ThreadPool
 from kernels.layout import pack_tiles
+
+_ROWS_MAY_COST = 2.0
+"""Scales of rows are used, which cost less time, up to so many times the error of a static one whose overflow is kept."""
 
 
 class Taken:
@@ -70,12 +73,15 @@ class Taken:
     def treatments(self, seen: ChannelStatistics, weight: np.ndarray) -> tuple[Treatment, ...]:
         """How the source quantized the linear whose input is ``seen``, and its error beside ``weight``, the float form.
 
-        Where every row has a scale of its own, also what a device that has no other does with a static one.
+        Where no static scale is told, rows have scales of their own, or one is found that loses what overflows, and one that
+        keeps it: channels that stand out spoil the scale of a row, and overflow a static one.
         """
         input_scale = self._input_scale(seen.name)
         if input_scale is None:
             found = turned_treatments(seen, weight)
             error = self._error(seen, weight, found[0])
+            if error > _ROWS_MAY_COST * found[-1].error:
+                return tuple(replace(one, activations=STATIC, error_of_rows=0.0) for one in found)
             return tuple(replace(one, error_of_rows=error) for one in found)
         static = Treatment(
             shadow=NONE,

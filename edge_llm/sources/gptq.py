@@ -61,8 +61,9 @@ class Gptq(Packing):
         rows, columns, bits, count = self._layout(module)
         index = f"{module}.g_idx"
         groups = self.groups(index, count) if index in self.present else None
-        if groups is None and columns % count:
-            groups = np.arange(columns) // self._size(columns, count)
+        size = self._size(columns, count) or columns
+        if groups is None and index not in self.present and size * count != columns:  # the last group is a short one
+            groups = np.arange(columns) // size
         codes = unpack(self.weights.read_integers(f"{module}.qweight").T, bits, columns)
         stored = unpack(self.weights.read_integers(f"{module}.qzeros"), bits, rows)
         zeros = (stored + np.uint8(self._zero)) & np.uint8((1 << bits) - 1)

@@ -16,7 +16,8 @@ READ = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors")
 """The values of quant_method that are read; `edge_llm.sources.quantized` has a packing for each."""
 _OTHERS = {
     "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "bitnet": "BitNet", "exl2": "ExLlamaV2 (EXL2)",
-    "exl3": "ExLlamaV3 (EXL3)", "hqq": "HQQ", "eetq": "EETQ", "quanto": "quanto", "torchao": "torchao", "aqlm": "AQLM", "vptq": "VPTQ", "spqr": "SpQR",
+    "exl3": "ExLlamaV3 (EXL3)", "hqq": "HQQ",
+    "eetq": "EETQ", "quanto": "quanto", "torchao": "torchao", "aqlm": "AQLM", "vptq": "VPTQ", "spqr": "SpQR",
     "higgs": "HIGGS", "fp_quant": "FP-Quant", "quark": "Quark", "modelopt": "ModelOpt", "auto-round": "AutoRound",
     "intel/auto-round": "AutoRound", "marlin": "Marlin", "mlx": "MLX", "nvfp4": "NVFP4",
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Hugging Face folders whose weights somebody has quantized: GPTQ, AWQ, FP8 and compressed-tensors.
 
-A matrix is read as the floats that its integers stand for.  INT8 weights of compressed-tensors whose inputs are rounded to INT8,
-too, are taken over as they are, as those of ModelSlim are.
+A matrix is read as the floats that its integers stand for.  INT8 weights of compressed-tensors whose inputs are rounded to
+INT8, too, are taken over as they are, as those of ModelSlim are.
 """
 
 from __future__ import annotations
