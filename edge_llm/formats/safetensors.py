@@ -92,12 +92,7 @@ class SafetensorsFile:
                 f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; weights must be F32, F16 or BF16"
             )
         self._file.check_unchanged()
-        try:
-            out = np.empty(math.prod(info.shape), np.float32)
-        except (MemoryError, ValueError):
-            raise InvalidModel(
-                f"`{self.path.name}`: tensor `{shown(name)}` {list(info.shape)} does not fit into memory"
-            ) from None
+        out = self._room(info, np.dtype(np.float32)).reshape(-1)
         # block by block: the peak is the result plus one block, whatever the dtype
         step = _BLOCK_BYTES // dtype.itemsize
         block = np.empty(min(step, out.size) * dtype.itemsize, np.uint8)
@@ -122,14 +117,16 @@ class SafetensorsFile:
             read = ", ".join(_INTEGERS)
             raise UnsupportedModel(f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; {read} are read")
         self._file.check_unchanged()
-        try:
-            out = np.empty(info.shape, dtype)
-        except (MemoryError, ValueError):
-            raise InvalidModel(
-                f"`{self.path.name}`: tensor `{shown(name)}` {list(info.shape)} does not fit into memory"
-            ) from None
+        out = self._room(info, dtype)
         self._file.read_into(out.reshape(-1).view(np.uint8), info.offset)
         return out
+
+    def _room(self, info: TensorInfo, dtype: np.dtype[Any]) -> np.ndarray:
+        try:
+            return np.empty(info.shape, dtype)
+        except (MemoryError, ValueError):
+            what = f"tensor `{shown(info.name)}` {list(info.shape)}"
+            raise InvalidModel(f"`{self.path.name}`: {what} does not fit into memory") from None
 
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
