@@ -1,7 +1,7 @@
 """Checkpoints as the tools for GPTQ, AWQ, FP8 and compressed-tensors write them, by slow packers of our own.
 
-A packer takes the float tensors of a model and gives those of the checkpoint, what quantization_config says, and the floats that
-the checkpoint stands for.
+A packer takes the float tensors of a model and gives those of the checkpoint, what quantization_config says, and the floats
+that the checkpoint stands for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def is_linear(name: str) -> bool:
 
 
 def quantized(
-    tensors: Mapping[str, np.ndarray], settings: dict[str, Any], pack: Callable[[str, np.ndarray], Any],
+    tensors: Mapping[str, np.ndarray],
+    settings: dict[str, Any],
+    pack: Callable[[str, np.ndarray], Any],
     chosen: Callable[[str], bool] = is_linear,
 ) -> Quantized:
     """``pack(module, weight)`` gives a module's tensors by their last names, and its floats."""
@@ -80,7 +82,7 @@ def words(values: Any, bits: int) -> np.ndarray:
 
 def rounded(weight: np.ndarray, group: np.ndarray, bits: int, *, symmetric: bool, scale_type: Any = np.float16):
     """Codes [N, K] of 0 to 2^bits - 1, zero points and scales [N, G], and the floats: ``group`` is that of every column."""
-    rows, columns = weight.shape
+    rows = len(weight)
     count, most = int(group.max()) + 1, 2**bits - 1
     zeros, scales = np.zeros((rows, count), int), np.zeros((rows, count), scale_type)
     for index in range(count):
@@ -103,8 +105,16 @@ def groups_of(columns: int, size: int) -> np.ndarray:
 
 
 def gptq(
-    tensors: Mapping[str, np.ndarray], bits: int = 4, size: int = 16, *, form: str = "gptq", symmetric: bool = True,
-    order: np.random.Generator | None = None, index: bool = True, chosen: Callable[[str], bool] = is_linear, **more: Any,
+    tensors: Mapping[str, np.ndarray],
+    bits: int = 4,
+    size: int = 16,
+    *,
+    form: str = "gptq",
+    symmetric: bool = True,
+    order: np.random.Generator | None = None,
+    index: bool = True,
+    chosen: Callable[[str], bool] = is_linear,
+    **more: Any,
 ) -> Quantized:
     """``order``: groups are of channels in an order of its own; without ``index`` there is no g_idx."""
 
@@ -156,8 +166,10 @@ def fp8_scales(weight: np.ndarray, form: str, block: tuple[int, int] = (32, 48))
     rows, columns = weight.shape
     if form == "block":
         down, across = -(-rows // block[0]), -(-columns // block[1])
-        parts = [[weight[a * block[0] :][: block[0], b * block[1] :][:, : block[1]] for b in range(across)] for a in range(down)]
-        return np.array([[np.abs(part).max() / 448 for part in line] for line in parts], np.float32)
+        found = np.zeros((down, across), np.float32)
+        for a, b in np.ndindex(down, across):
+            found[a, b] = np.abs(weight[a * block[0] :, b * block[1] :][: block[0], : block[1]]).max() / 448
+        return found
     if form == "row":
         return (np.abs(weight).max(axis=1, keepdims=True) / 448).astype(np.float32)
     return np.float32(np.abs(weight).max() / 448).reshape((1,) if form == "one" else ())
@@ -166,7 +178,7 @@ def fp8_scales(weight: np.ndarray, form: str, block: tuple[int, int] = (32, 48))
 def spread(scales: np.ndarray, shape: tuple[int, int], block: tuple[int, int] = (32, 48)) -> np.ndarray:
     """Scales of blocks, rows or all, for every weight."""
     if scales.ndim == 2 and scales.shape[1] > 1:
-        return np.array([[scales[row // block[0], column // block[1]] for column in range(shape[1])] for row in range(shape[0])])
+        return np.array([[scales[a // block[0], b // block[1]] for b in range(shape[1])] for a in range(shape[0])])
     return np.broadcast_to(scales, shape)
 
 
@@ -179,13 +191,13 @@ def fp8(tensors: Mapping[str, np.ndarray], form: str = "block", **more: Any) -> 
         beside = {} if form == "block" else {"input_scale": np.float32(0.01).reshape(())}
         return {"weight": codes, name: scales} | beside, (e4m3()[codes] * whole.astype(np.float64)).astype(np.float32)
 
-    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "modules_to_not_convert": ["lm_head"]}
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
     return quantized(tensors, settings | ({"weight_block_size": [32, 48]} if form == "block" else {}) | more, pack)
 
 
 def scheme(bits: int, strategy: str, *, kind: str = "int", size: int | None = None, symmetric: bool = True, inputs: Any = None):
     """A group of config_groups."""
-    weights = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy, "group_size": size, "dynamic": False}
+    weights = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy, "group_size": size}
     return {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
 
 
@@ -200,8 +212,14 @@ def compressed(groups: list[Any], form: str, **more: Any) -> dict[str, Any]:
 
 
 def packed(
-    tensors: Mapping[str, np.ndarray], bits: int = 4, size: int = 16, *, symmetric: bool = True,
-    order: np.random.Generator | None = None, chosen: Callable[[str], bool] = is_linear, **more: Any,
+    tensors: Mapping[str, np.ndarray],
+    bits: int = 4,
+    size: int = 16,
+    *,
+    symmetric: bool = True,
+    order: np.random.Generator | None = None,
+    chosen: Callable[[str], bool] = is_linear,
+    **more: Any,
 ) -> Quantized:
     """pack-quantized of compressed-tensors."""
 
@@ -224,8 +242,14 @@ def packed(
 
 
 def int8(
-    tensors: Mapping[str, np.ndarray], *, strategy: str = "channel", inputs: Any = TOKEN, input_scale: Callable[[str], Any] = None,
-    symmetric: bool = True, form: str = "int-quantized", chosen: Callable[[str], bool] = is_linear,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    strategy: str = "channel",
+    inputs: Any = TOKEN,
+    input_scale: Callable[[str], Any] | None = None,
+    symmetric: bool = True,
+    form: str = "int-quantized",
+    chosen: Callable[[str], bool] = is_linear,
 ) -> Quantized:
     """int-quantized of compressed-tensors: the largest weight of a row becomes 127 or -128."""
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from model_files import random_tensors, tiny_config, write_model, write_tokenizer
 from quantized_files import (
     TENSOR,
-    TOKEN,
     awq,
     compressed,
     float8,
@@ -100,14 +100,25 @@ def few_packed(maker, seed: int, *how, **more):
 
 @settings(max_examples=40)
 @given(
-    st.integers(0, 2**32 - 1), st.sampled_from([2, 3, 4, 8]), st.sampled_from([8, 16, 24, 32, 100, -1]),
-    st.sampled_from(["gptq", "gptq_v2"]), st.booleans(), st.booleans(), st.booleans(),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([2, 3, 4, 8]),
+    st.sampled_from([8, 16, 24, 32, 100, -1]),
+    st.sampled_from(["gptq", "gptq_v2"]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
 )
 def test_any_gptq_gives_the_floats_that_its_packer_rounded_to(
     tmp_path_factory, seed, bits, size, form, symmetric, act_order, index
 ):
     order = np.random.default_rng(seed) if act_order else None
-    how = {"form": form, "symmetric": symmetric, "order": order, "index": index or act_order or bits == 3, "chosen": FEW.__contains__}
+    how = {
+        "form": form,
+        "symmetric": symmetric,
+        "order": order,
+        "index": index or act_order or bits == 3,
+        "chosen": FEW.__contains__,
+    }
     made = few_packed(gptq, seed, bits, size, **how)
     check_floats(tmp_path_factory.mktemp("gptq"), made)
 
@@ -214,8 +225,41 @@ def test_int8_whose_rows_have_scales_of_their_own_is_taken_over(tmp_path, strate
     assert np.corrcoef(found.ravel(), wanted.ravel())[0, 1] > 0.99
 
 
+def test_where_channels_stand_out_a_static_scale_is_found_and_overflow_kept(tmp_path):
+    """A row's own scale would round everything else of the row away."""
+    name = f"{LAYER}input_layernorm.weight"
+    made = int8(TENSORS | {name: np.where(np.arange(64) == 3, 60 * TENSORS[name], TENSORS[name])})
+    path = import_model(write_quantized(tmp_path / "in", RAW, made), target=tmp_path / "bundle")
+    bundle = open_bundle(path)
+    check_taken(bundle, made)
+    weights = layer_weights(bundle, bundle.read_block("layers.0"), 0).linears
+    assert not weights["qkv"].row_scales and weights["qkv"].residual
+    assert weights["down"].row_scales
+    errors = {name: one["error"] for name, one in bundle.manifest["profile"]["linears"].items()}
+    assert errors["layers.0.qkv"] < 1e-3
+
+
+def test_an_output_matrix_in_int8_is_taken_over(tmp_path):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    made = int8(random_tensors(raw), chosen=lambda name: name.endswith(("_proj.weight", "lm_head.weight")))
+    bundle = open_bundle(import_model(write_quantized(tmp_path / "in", raw, made), target=tmp_path / "bundle"))
+    output = bundle.read_block("output")
+    tiles = next(array for name, array in output.items() if name.endswith("tiles"))
+    wanted = np.maximum(made.tensors["lm_head.weight"], -127)
+    assert np.array_equal(unpack_tiles(tiles, *wanted.shape), wanted)
+    assert "output" not in [name for name, linear in bundle.decoder.linears().items() if linear.turn]
+
+
 def test_int8_with_static_input_scales_is_taken_over_with_them(tmp_path):
-    scales = {"q_proj": 0.02, "k_proj": 0.02, "v_proj": 0.02, "o_proj": 0.03, "gate_proj": 0.04, "up_proj": 0.04, "down_proj": 0.05}
+    scales = {
+        "q_proj": 0.02,
+        "k_proj": 0.02,
+        "v_proj": 0.02,
+        "o_proj": 0.03,
+        "gate_proj": 0.04,
+        "up_proj": 0.04,
+        "down_proj": 0.05,
+    }
     made = int8(TENSORS, inputs=TENSOR, input_scale=lambda module: scales[module.rpartition(".")[2]])
     bundle = open_bundle(import_model(write_quantized(tmp_path / "in", RAW, made), target=tmp_path / "bundle"))
     check_taken(bundle, made)
@@ -364,6 +408,14 @@ BAD = {
     "gptq other model": (gptq, lambda made: made.tensors.update(
         {key: gptq(random_tensors(RAW | {"intermediate_size": 96})).tensors[key] for key in made.tensors if "mlp" in key}
     ), InvalidModel, "config.json makes it"),
+    "gptq act-order without g_idx": (
+        lambda tensors: gptq(tensors, index=False, desc_act=True), lambda made: None, InvalidModel, "q_proj.g_idx"
+    ),
+    "gptq a float weight too": (gptq, lambda made: made.tensors.update(
+        {f"{DOWN}.weight": TENSORS[f"{DOWN}.weight"]}
+    ), InvalidModel, "has both"),
+    "gptq very many patterns": (gptq, _told(dynamic={f"{one}": {} for one in range(5000)}), InvalidModel, "dynamic"),
+    "ct very many groups": (packed, _told(config_groups={f"{one}": {} for one in range(5000)}), InvalidModel, "5000"),
     "awq gemv": (awq, _told(version="gemv"), UnsupportedModel, "`gemv`"),
     "awq 8 bits": (awq, _told(bits=8), UnsupportedModel, "`bits` is `8`"),
     "awq group size": (awq, _told(group_size=48), InvalidModel, "do not divide"),
@@ -407,8 +459,8 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, case):
 
 MAKERS = [gptq, awq, fp8, packed, int8, float8]
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 300), st.just(1 << 70), st.floats(allow_nan=False), st.text(max_size=3), st.just([]),
-    st.just({}), st.just([None, {}]), st.just({"weights": None}), st.sampled_from(["gptq_v2", "channel", "group", "float", "int"]),
+    st.none(), st.booleans(), st.integers(-3, 300), st.just(1 << 70), st.floats(allow_nan=False), st.text(max_size=3),
+    st.sampled_from([[], {}, [None, {}], {"weights": None}, "gptq_v2", "channel", "group", "block", "float", "int"]),
 )  # fmt: skip
 
 
@@ -416,13 +468,14 @@ ODD = st.one_of(
 def mutations(draw):
     """A checkpoint in which settings or tensors were changed at random."""
     made = draw(st.sampled_from(MAKERS))(TENSORS)
+    made.settings = deepcopy(made.settings)
     for _ in range(draw(st.integers(1, 3))):
         if draw(st.booleans()):
             place = made.settings
             while (inner := [key for key in place if isinstance(place[key], dict)]) and draw(st.booleans()):
                 place = place[draw(st.sampled_from(inner))]
             if place:
-                place[draw(st.sampled_from(sorted(place)))] = draw(ODD)
+                place[draw(st.sampled_from(sorted(place)))] = deepcopy(draw(ODD))
             continue
         quantized = sorted(name for name in made.tensors if "_proj" in name)
         name = draw(st.sampled_from(quantized))
@@ -546,5 +599,3 @@ def test_one_command_imports_a_checkpoint_and_show_names_its_quantization(tmp_pa
     text = tmp_path / "text.txt"
     text.write_text("hello world " * 20)
     assert "perplexity" in command("perplexity", "tiny-AWQ", str(text), "--max-tokens", "64").stdout
-
-

@@ -16,4 +16,3 @@ def e4m3_values() -> np.ndarray:
     values = np.where(codes & 128, -size, size).astype(np.float32)
     values[[0x7F, 0xFF]] = np.nan
     return values
-

@@ -1,8 +1,8 @@
 """AWQ checkpoints in the version gemm: integers of 4 bits, eight output channels in a word, in an order of their own.
 
-    qweight int32 [K, N / 8]      qzeros int32 [G, N / 8]      scales float [G, N]
+qweight int32 [K, N / 8]      qzeros int32 [G, N / 8]      scales float [G, N]
 
-    weight[n, k] = scales[g, n] * (qweight[k, n] - qzeros[g, n]),  g = k // group_size
+weight[n, k] = scales[g, n] * (qweight[k, n] - qzeros[g, n]),  g = k // group_size
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from edge_llm.files import shown
 from edge_llm.formats.packed_integers import dequantize, unpack, words_of
 from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.sources.fp8 import CODES, block_of, scale_shapes, scaled
-from edge_llm.sources.packing import FLOATS, Packing, in_words
+from edge_llm.sources.packing import FLOATS, MOST_SETTINGS, Packing, in_words
 
 _FORMATS = {
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense", "fakequant",
@@ -34,6 +34,8 @@ _BESIDE = (
 )  # fmt: skip
 _PACKED, _PLAIN = ".weight_packed", ".weight"
 _BITS = range(2, 9)
+_FEW = 3
+"""Kinds of groups that a line names."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class CompressedTensors(Packing):
 
     @property
     def quantization(self) -> str:
-        return f"{self.name} {' and '.join(dict.fromkeys(map(str, self.config_groups)))}"
+        kinds = list(dict.fromkeys(map(str, self.config_groups)))
+        return f"{self.name} {' and '.join(kinds) if len(kinds) <= _FEW else f'of {len(kinds)} kinds'}"
 
     def matrix(self, name: str) -> str | None:
         if name.endswith(_PACKED):
@@ -164,9 +167,10 @@ class CompressedTensors(Packing):
         shapes = scale_shapes(shape, None) + (scale_shapes(shape, self._block) if self._block else [])
         self.tensor(f"{module}.weight_scale", FLOATS, shapes)
         zeros = f"{module}.weight_zero_point"
-        if zeros in self.present and (
-            self.weights.read_integers(zeros) if self.weights.dtype(zeros) == CODES else self.weights.read(zeros)
-        ).any():
+        if (
+            zeros in self.present
+            and (self.weights.read_integers(zeros) if self.weights.dtype(zeros) == CODES else self.weights.read(zeros)).any()
+        ):
             raise UnsupportedModel(f"`{shown(zeros)}` is not zero; FP8 is read where it is symmetric")
 
     def _block_in(self, module: str, shape: tuple[int, int]) -> tuple[int, int] | None:
@@ -197,6 +201,8 @@ class CompressedTensors(Packing):
         groups = self.settings.get("config_groups")
         if not isinstance(groups, dict) or not groups or not all(isinstance(one, dict) for one in groups.values()):
             raise InvalidModel("quantization_config: `config_groups` must be an object of objects, one for each group")
+        if len(groups) > MOST_SETTINGS:
+            raise InvalidModel(f"quantization_config: `{len(groups)}` config_groups; at most {MOST_SETTINGS} are read")
         return list(groups.values())
 
     def _group(self, scheme: Mapping[str, Any]) -> Group:

@@ -1,8 +1,8 @@
 """Checkpoints of 8-bit floats (E4M3), with a scale for each block, row or matrix.
 
-    weight float8_e4m3fn [N, K]      weight_scale_inv or weight_scale float [N / 128, K / 128], [N, 1] or one number
+weight float8_e4m3fn [N, K]      weight_scale_inv or weight_scale float [N / 128, K / 128], [N, 1] or one number
 
-    what is multiplied is weight * scale, whichever name the scale has
+what is multiplied is weight * scale, whichever name the scale has
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.packed_integers import dequantize, unpack, words_of
 from edge_llm.formats.safetensors import SourceFolder
-from edge_llm.sources.packing import FLOATS, Packing, in_words
+from edge_llm.sources.packing import FLOATS, MOST_SETTINGS, Packing, in_words
 
 _BITS = (2, 3, 4, 8)
 _FORMS = {"gptq": 1, "gptq_v2": 0}
@@ -74,7 +74,7 @@ class Gptq(Packing):
         """Rows, columns, bits and groups of a module."""
         words, rows = self.two_dimensions(f"{module}.qweight", ("I32",))
         index = f"{module}.g_idx"
-        if index in self.present:
+        if index in self.present or self.settings.get("desc_act"):  # in act-order nothing else tells the groups
             shape = self.tensor(index, ("I32", "I64"))
             columns = shape[0] if len(shape) == 1 else 0
         else:
@@ -107,6 +107,8 @@ class Gptq(Packing):
     def _some(self) -> Iterator[Mapping[str, Any]]:
         """What is told for some modules only; which ones their tensors tell."""
         dynamic = self.settings.get("dynamic") or {}
-        if not isinstance(dynamic, dict):
-            raise InvalidModel(f"quantization_config: `dynamic` must be an object, not `{shown(dynamic)}`")
+        if not isinstance(dynamic, dict) or len(dynamic) > MOST_SETTINGS:
+            raise InvalidModel(
+                f"quantization_config: `dynamic` must be an object of at most {MOST_SETTINGS} patterns, not `{shown(dynamic)}`"
+            )
         yield from (one for one in dynamic.values() if isinstance(one, dict))

@@ -13,6 +13,10 @@ from edge_llm.formats.safetensors import MAX_WEIGHT, SourceFolder
 
 FLOATS = ("F32", "F16", "BF16")
 _GROUP_SIZES = range(-1, 1 << 20)
+_FEW = 3
+"""Sizes that a line names."""
+MOST_SETTINGS = 4096
+"""Groups of modules, or patterns of names, that a quantization_config may have."""
 _MOST = 1 << 31
 """Columns and rows of a matrix stay below this."""
 
@@ -106,7 +110,6 @@ class Packing:
             raise UnsupportedModel(f"quantization_config: `{key}` is `{shown(value)}`; of {self.name} {what}")
         return value
 
-
     def group_size(self, settings: Mapping[str, Any], key: str, default: int) -> int:
         """The columns of a group as ``settings`` has them; 0: a whole row."""
         return max(0, self.whole(settings, key, default, _GROUP_SIZES, "groups of 1 to 1048575 are read, -1: whole rows"))
@@ -115,5 +118,5 @@ class Packing:
 def in_words(sizes: Collection[int]) -> str:
     """Groups of these sizes, as a person says it; 0 is a whole row."""
     grouped = sorted(size for size in sizes if size)
-    told = [f"groups of {' and '.join(map(str, grouped))}"] if grouped else []
-    return " and ".join([*told, *(["a scale for each row"] if 0 in sizes else [])])
+    several = f"{len(grouped)} sizes" if len(grouped) > _FEW else " and ".join(map(str, grouped))
+    return " and ".join([*([f"groups of {several}"] if grouped else []), *(["a scale for each row"] if 0 in sizes else [])])

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from edge_llm.config import ModelConfig
-from edge_llm.errors import UnsupportedModel
-from edge_llm.files import shown
+from edge_llm.errors import InvalidModel, UnsupportedModel
+from edge_llm.files import shown, status
 from edge_llm.formats.safetensors import MAX_CONFIG_BYTES, SourceFolder
 from edge_llm.models import describe
 from edge_llm.models.weights import layer_shapes
@@ -98,7 +98,12 @@ class QuantizedFolder(HuggingFaceSource):
         return self.packing.shape(self._tensors[name]) if name in self._tensors else self._weights.shape(name)
 
     def read(self, name: str) -> np.ndarray:
-        return self.packing.read(self._tensors[name]) if name in self._tensors else self._weights.read(name)
+        if name not in self._tensors:
+            return self._weights.read(name)
+        try:
+            return self.packing.read(self._tensors[name])
+        except MemoryError:
+            raise InvalidModel(f"tensor `{shown(name)}` {list(self.shape(name))} does not fit into memory") from None
 
     def side_files(self) -> dict[str, bytes]:
         """Those of any folder; config.json says nothing of the quantization, which a bundle has not."""
@@ -108,8 +113,11 @@ class QuantizedFolder(HuggingFaceSource):
     def _packed(self) -> Iterator[tuple[str, str]]:
         """The tensors that hold the integers of a module, and its name."""
         for name in self._weights.names():
-            if (module := self.packing.matrix(name)) is not None:
-                yield name, module
+            if (module := self.packing.matrix(name)) is None:
+                continue
+            if name != (float_name := f"{module}.weight") and float_name in self.packing.present:
+                raise InvalidModel(f"the model has both `{shown(name)}` and `{shown(float_name)}`; download or make it again")
+            yield name, module
 
     @cached_property
     def _needed(self) -> dict[str, tuple[int, ...]]:
@@ -201,4 +209,4 @@ class _FloatFolder(HuggingFaceSource):
 def _config(folder: Path) -> dict[str, Any]:
     """Its config.json; empty where there is none, which the source that opens it tells."""
     path = folder / "config.json"
-    return read_object(path, max_bytes=MAX_CONFIG_BYTES) if path.exists() else {}
+    return read_object(path, max_bytes=MAX_CONFIG_BYTES) if status(path) is not None else {}
