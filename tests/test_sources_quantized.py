@@ -39,6 +39,8 @@ from edge_llm.formats.float8 import e4m3_values
 from edge_llm.formats.packed_integers import unpack, words_of
 from edge_llm.sources import open_source
 from edge_llm.sources.base import PackedSource
+from edge_llm.sources.quantization import READ
+from edge_llm.sources.quantized import _PACKINGS
 from edge_llm.weights.resident import layer_weights
 from kernels.layout import unpack_tiles
 
@@ -355,6 +357,23 @@ def test_the_hub_names_the_original_before_anything_is_downloaded(tmp_path):
     assert not stub.asked("GET", "model.safetensors")
 
 
+def test_a_repository_is_downloaded_and_imported(tmp_path):
+    folder = write_quantized(tmp_path / "in", RAW, gptq(TENSORS))
+    stub = Stub({path.name: path.read_bytes() for path in folder.iterdir()})
+    with serving(stub):
+        around = environment(tmp_path / "cache", stub.endpoint, EDGE_LLM_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="0")
+        command = [sys.executable, "-m", "edge_llm", "import", "org/tiny", "--fast"]
+        done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert "GPTQ 4-bit, groups of 16, " in done.stderr
+    manifest = json.loads((tmp_path / "home" / "models" / "tiny" / "manifest.json").read_text())
+    assert manifest["source"]["from"] == "GPTQ 4-bit, groups of 16" and manifest["source"]["kind"] == "hub"
+
+
+def test_what_is_read_has_a_packing():
+    assert set(READ) == set(_PACKINGS)
+
+
 def _of(name, change):
     def changed(made):
         made.tensors[name] = change(made.tensors[name])
@@ -415,6 +434,12 @@ BAD = {
         {f"{DOWN}.weight": TENSORS[f"{DOWN}.weight"]}
     ), InvalidModel, "has both"),
     "gptq very many patterns": (gptq, _told(dynamic={f"{one}": {} for one in range(5000)}), InvalidModel, "dynamic"),
+    "ct many groups, other scales": (
+        packed, lambda made: made.settings["config_groups"].update(
+            {f"{size}": scheme(4, "group", size=size) for size in (1, 2, 4, 7, 8, 14, 28, 56, 64, 112)} | {
+                "group_0": scheme(4, "group", size=32)}
+        ), InvalidModel, "weight_scale"
+    ),
     "ct very many groups": (packed, _told(config_groups={f"{one}": {} for one in range(5000)}), InvalidModel, "5000"),
     "awq gemv": (awq, _told(version="gemv"), UnsupportedModel, "`gemv`"),
     "awq 8 bits": (awq, _told(bits=8), UnsupportedModel, "`bits` is `8`"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_BLOCK_VALUES = 1 << 19
+_BLOCK_VALUES = 1 << 17
 """Weights that are made at a time, so that little lies beside the result."""
 
 
@@ -51,10 +51,11 @@ def dequantize(
     step = max(1, _BLOCK_VALUES // max(1, columns))
     for first in range(0, rows, step):
         some = slice(first, first + step)
-        piece = codes[some].astype(np.int16) if values is None else values[codes[some]]
+        piece = codes[some].astype(np.float32) if values is None else values[codes[some]]
+        grouped = piece.reshape(len(piece), -1, columns // scales.shape[1] if groups is None else 1)
         if zeros is not None:
-            piece -= _by_column(_of_rows(zeros, some).astype(np.int16), columns, groups)
-        np.multiply(piece, _by_column(_of_rows(scales, some), columns, groups), out=out[some], casting="unsafe")
+            grouped -= _by_group(_of_rows(zeros, some).astype(np.float32), groups)
+        np.multiply(grouped, _by_group(_of_rows(scales, some), groups), out=out[some].reshape(grouped.shape))
     return out
 
 
@@ -62,9 +63,6 @@ def _of_rows(parameters: np.ndarray, rows: slice) -> np.ndarray:
     return parameters if len(parameters) == 1 else parameters[rows]
 
 
-def _by_column(parameters: np.ndarray, columns: int, groups: np.ndarray | None) -> np.ndarray:
-    """[N, G] as something that goes with [N, K]."""
-    count = parameters.shape[1]
-    if groups is not None:
-        return parameters[:, groups]
-    return parameters if count == 1 else np.repeat(parameters, columns // count, axis=1)
+def _by_group(parameters: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """[N, G] as something that goes with [N, G, K / G], or with [N, K, 1] where columns have ``groups``."""
+    return (parameters if groups is None else np.take(parameters, groups, axis=1))[..., None]

@@ -68,4 +68,4 @@ class Awq(Packing):
 def _in_order(words: np.ndarray) -> np.ndarray:
     """The integers of ``words`` int32 [M, N / 8] as uint8 [M, N]."""
     packed = unpack(words, 4, 8 * words.shape[1])
-    return packed.reshape(len(words), -1, 8)[..., _PLACES].reshape(len(words), -1)
+    return np.take(packed.reshape(len(words), -1, 8), _PLACES, axis=2).reshape(len(words), -1)

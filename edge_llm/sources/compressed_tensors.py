@@ -140,8 +140,8 @@ class CompressedTensors(Packing):
         self.tensor(f"{module}.weight_shape", ("I32", "I64"), [(2,)])
         rows, columns = (int(size) for size in self.weights.read_integers(f"{module}.weight_shape"))
         found = self.two_dimensions(f"{module}{_PACKED}", ("I32",))
-        told = [group.bits for group in self.config_groups if not group.is_float]
-        bits = next((one for one in dict.fromkeys(told) if found == (rows, words_of(columns, one)) and columns > 0), None)
+        told = dict.fromkeys(group.bits for group in self.config_groups if not group.is_float)
+        bits = next((one for one in told if found == (rows, words_of(columns, one)) and columns > 0), None)
         if bits is None:
             said = " or ".join(map(str, told))
             raise InvalidModel(
@@ -167,10 +167,10 @@ class CompressedTensors(Packing):
         shapes = scale_shapes(shape, None) + (scale_shapes(shape, self._block) if self._block else [])
         self.tensor(f"{module}.weight_scale", FLOATS, shapes)
         zeros = f"{module}.weight_zero_point"
-        if (
-            zeros in self.present
-            and (self.weights.read_integers(zeros) if self.weights.dtype(zeros) == CODES else self.weights.read(zeros)).any()
-        ):
+        if zeros not in self.present:
+            return
+        read = self.weights.read_integers if self.weights.dtype(zeros) == CODES else self.weights.read
+        if read(zeros).any():
             raise UnsupportedModel(f"`{shown(zeros)}` is not zero; FP8 is read where it is symmetric")
 
     def _block_in(self, module: str, shape: tuple[int, int]) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from edge_llm.formats.safetensors import MAX_WEIGHT, SourceFolder
 FLOATS = ("F32", "F16", "BF16")
 _GROUP_SIZES = range(-1, 1 << 20)
 _FEW = 3
-"""Sizes that a line names."""
+"""Sizes or shapes that a line names."""
 MOST_SETTINGS = 4096
 """Groups of modules, or patterns of names, that a quantization_config may have."""
 _MOST = 1 << 31
@@ -65,7 +65,7 @@ class Packing:
         if dtype not in dtypes:
             raise InvalidModel(f"tensor `{shown(name)}` is {dtype}; of {self.name} {' or '.join(sorted(dtypes))} is read")
         if shapes and shape not in shapes:
-            wanted = " or ".join(str(list(one)) for one in shapes)
+            wanted = " or ".join(str(list(one)) for one in list(shapes)[:_FEW])
             raise InvalidModel(
                 f"tensor `{shown(name)}` has the shape `{list(shape)}`, but quantization_config and the tensors beside it "
                 f"make it {wanted}"
