@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from model_files import random_tensors, tiny_config, write_model, write_tokenizer
 from quantized_files import (
     TENSOR,
+    Quantized,
     awq,
     compressed,
     float8,
@@ -489,11 +491,16 @@ ODD = st.one_of(
 )  # fmt: skip
 
 
+@cache
+def made_by(maker):
+    return maker(TENSORS)
+
+
 @st.composite
 def mutations(draw):
     """A checkpoint in which settings or tensors were changed at random."""
-    made = draw(st.sampled_from(MAKERS))(TENSORS)
-    made.settings = deepcopy(made.settings)
+    one = made_by(draw(st.sampled_from(MAKERS)))
+    made = Quantized(dict(one.tensors), deepcopy(one.settings))
     for _ in range(draw(st.integers(1, 3))):
         if draw(st.booleans()):
             place = made.settings
