@@ -101,8 +101,9 @@ def import_command(
     with the quantization of a GGUF file (ORG/NAME:Q4_K_M), the address of its page, or a short name such as qwen3.
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
-    cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  What ModelSlim quantized to W8A8 is taken over as
-    it is.  A half-written model is never visible.
+    cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  A checkpoint of GPTQ, AWQ, FP8 or
+    compressed-tensors is read as the floats that it stands for; W8A8 of compressed-tensors and ModelSlim is taken over as it
+    is.  A half-written model is never visible.
     Where Ctrl-C, a kill or a full disk stopped it, the same command goes on, and gives the same model.
     """
     if bits is not None and weights != AUTO:

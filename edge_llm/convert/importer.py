@@ -301,7 +301,7 @@ class _Job:
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         if self.taken is not None and seen.name in self.taken:
-            return (self.taken.treatment(seen, weight),)
+            return self.taken.treatments(seen, weight)
         if self.turn:
             return turned_treatments(seen, weight, TURNED_HEAD_PRICE if seen.name == "output" else TURNED_PRICE)
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)

@@ -7,19 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.config import FLOAT16
+from edge_llm.config import FLOAT16, STATIC
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import FloatLinear, HeadTurns
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
-from edge_llm.quant.profile import output_error
+from edge_llm.quant.profile import output_error, turned_treatments
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.schemes import int8
-from edge_llm.sources.base import QuantizedSource, Source, StaticModule
+from edge_llm.sources.base import IntegerModule, QuantizedSource, Source, StaticModule
 from kernels import ThreadPool
 from kernels.layout import pack_tiles
+
+_ROWS_MAY_COST = 2.0
+"""Scales of rows are used, which cost less time, up to so many times the error of a static one whose overflow is kept."""
 
 
 class Taken:
@@ -52,7 +55,9 @@ class Taken:
 
     def told(self) -> Iterator[str]:
         """What became of the source, a line at a time."""
-        yield f"{len(self)} linears are INT8 in the source: their weights and static scales are taken over as they are"
+        rows = all(self._input_scale(name) is None for name in self._names)
+        what = "weights" if rows else "weights and static scales"
+        yield f"{len(self)} linears are INT8 in the source: their {what} are taken over as they are"
         if self.floats:
             yield f"{len(self.floats)} linears that the source left in float are kept in float16"
         if "output" not in self:
@@ -65,23 +70,37 @@ class Taken:
         turns = {} if "output" in self else {"output": turned.output.turn}
         return plain.with_turns(turns, HeadTurns(turned.head_turns.keys))
 
-    def treatment(self, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
-        """How the source quantized the linear whose input is ``seen``, and its error beside ``weight``, the float form."""
-        module = self._parts(seen.name)[0]
-        found = Treatment(
+    def treatments(self, seen: ChannelStatistics, weight: np.ndarray) -> tuple[Treatment, ...]:
+        """How the source quantized the linear whose input is ``seen``, and its error beside ``weight``, the float form.
+
+        Where no static scale is told, rows have scales of their own, or one is found that loses what overflows, and one that
+        keeps it: channels that stand out spoil the scale of a row, and overflow a static one.
+        """
+        input_scale = self._input_scale(seen.name)
+        if input_scale is None:
+            found = turned_treatments(seen, weight)
+            error = self._error(seen, weight, found[0])
+            if error > _ROWS_MAY_COST * found[-1].error:
+                return tuple(replace(one, activations=STATIC, error_of_rows=0.0) for one in found)
+            return tuple(replace(one, error_of_rows=error) for one in found)
+        static = Treatment(
             shadow=NONE,
             hot=NO_CHANNELS,
-            input_scale=module.input_scale,
-            input_offset=module.input_offset,
+            input_scale=input_scale,
+            input_offset=self._parts(seen.name)[0].input_offset,
             error=0.0,
             cost=0.0,
             largest_cold=float(seen.peaks().max(initial=0.0)),
         )
+        return (replace(static, error=self._error(seen, weight, static)),)
+
+    def _error(self, seen: ChannelStatistics, weight: np.ndarray, treatment: Treatment) -> float:
+        """The error of the output of the linear as its bundle multiplies."""
         linear = replace(self._linears[seen.name], bias=False, turn=0)
         arrays = self.arrays(seen.name)
         at_zero = self.bias(seen.name) - self.float_bias(seen.name)  # takes the offset out again
-        opened = int8.open(replace(linear, bias=True), {**arrays, "bias": at_zero}, int8.facts_of(found))
-        return replace(found, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))
+        opened = int8.open(replace(linear, bias=True), {**arrays, "bias": at_zero}, int8.facts_of(treatment))
+        return output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1)))
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The tensors of the linear ``name`` in a bundle, but for its bias.
@@ -113,6 +132,10 @@ class Taken:
         """The bias of the float linear: float32 [N]."""
         return np.concatenate([part.float_bias for part in self._parts(name)])
 
+    def _input_scale(self, name: str) -> float | None:
+        found = self._source.static_scale(self._modules[name][0])
+        return None if found is None else found[0]
+
     def _is_static(self, name: str) -> bool:
         found = [self._source.static_scale(module) for module in self._modules[name]]
         if all(one is None for one in found):
@@ -127,7 +150,7 @@ class Taken:
                 )
         return True
 
-    def _parts(self, name: str) -> list[StaticModule]:
+    def _parts(self, name: str) -> list[StaticModule | IntegerModule]:
         found = [self._source.static(module) for module in self._modules[name]]
         return [one for one in found if one is not None]
 

@@ -51,7 +51,10 @@ _BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-_INTEGERS: dict[str, np.dtype[Any]] = {"I8": np.dtype("<i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+_INTEGERS: dict[str, np.dtype[Any]] = {
+    "I8": np.dtype("<i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "F8_E4M3": np.dtype("<u1"),
+}  # fmt: skip
+"""What is read as it is; floats of 8 bits as their codes."""
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -89,12 +92,7 @@ class SafetensorsFile:
                 f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; weights must be F32, F16 or BF16"
             )
         self._file.check_unchanged()
-        try:
-            out = np.empty(math.prod(info.shape), np.float32)
-        except (MemoryError, ValueError):
-            raise InvalidModel(
-                f"`{self.path.name}`: tensor `{shown(name)}` {list(info.shape)} does not fit into memory"
-            ) from None
+        out = self._room(info, np.dtype(np.float32)).reshape(-1)
         # block by block: the peak is the result plus one block, whatever the dtype
         step = _BLOCK_BYTES // dtype.itemsize
         block = np.empty(min(step, out.size) * dtype.itemsize, np.uint8)
@@ -112,15 +110,23 @@ class SafetensorsFile:
         return out.reshape(info.shape)
 
     def read_integers(self, name: str) -> np.ndarray:
-        """The tensor as it is: I8, I32 or I64, else `UnsupportedModel`."""
+        """The tensor as it is: I8, I32, I64, or the codes of F8_E4M3 as uint8; else `UnsupportedModel`."""
         info = self._info(name)
         dtype = _INTEGERS.get(info.dtype)
         if dtype is None:
-            raise UnsupportedModel(f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; I8, I32 or I64 is needed")
+            read = ", ".join(_INTEGERS)
+            raise UnsupportedModel(f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; {read} are read")
         self._file.check_unchanged()
-        out = np.empty(info.shape, dtype)
+        out = self._room(info, dtype)
         self._file.read_into(out.reshape(-1).view(np.uint8), info.offset)
         return out
+
+    def _room(self, info: TensorInfo, dtype: np.dtype[Any]) -> np.ndarray:
+        try:
+            return np.empty(info.shape, dtype)
+        except (MemoryError, ValueError):
+            what = f"tensor `{shown(info.name)}` {list(info.shape)}"
+            raise InvalidModel(f"`{self.path.name}`: {what} does not fit into memory") from None
 
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
@@ -247,6 +253,11 @@ class SourceFolder:
     def read_integers(self, name: str) -> np.ndarray:
         """`SafetensorsFile.read_integers` of the file that holds it."""
         return self._shard(name).read_integers(name)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(info.nbytes for shard in self._shards for info in shard.tensors.values())
 
     def _shard(self, name: str) -> SafetensorsFile:
         shard = self._where.get(name)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edge_llm.formats.gguf import is_gguf
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources import gguf, hugging_face, modelslim
+from edge_llm.sources import gguf, hugging_face, modelslim, quantized
 from edge_llm.sources.base import Source
 
 __all__ = ["Source", "add_source", "open_source"]
@@ -48,8 +48,8 @@ def open_source(
     named, path, place = hugging_face.find_folder(source, revision, progress, notice)
     if is_gguf(place):
         return gguf.GgufSource(named, path, place)
-    folder_kind = modelslim.ModelSlimSource if modelslim.describes(place) else hugging_face.HuggingFaceSource
-    return folder_kind(named, path, place)
+    opened_as = modelslim.ModelSlimSource if modelslim.describes(place) else quantized.open_folder
+    return opened_as(named, path, place)
 
 
 def add_source(kind: SourceFile) -> None:

@@ -61,16 +61,36 @@ class StaticModule:
         return np.asarray(self.deq_scale * self.quant_bias.astype(np.float64), np.float32)
 
 
+@dataclass(frozen=True)
+class IntegerModule:
+    """A module that somebody quantized, beside a bias in float: y = input scale * weight_scale * (weight @ q) + float_bias."""
+
+    weight: np.ndarray
+    """int8 [N, K]."""
+    weight_scale: np.ndarray
+    """float32 [N]."""
+    input_scale: float | None
+    """None: every row has its own."""
+    float_bias: np.ndarray
+    """float32 [N]."""
+    input_offset: int = 0
+
+    @property
+    def bias(self) -> np.ndarray:
+        """float32 [N]: there is no offset."""
+        return self.float_bias
+
+
 @runtime_checkable
 class QuantizedSource(Protocol):
     """A source of which some modules are INT8 already."""
 
-    def static(self, module: str) -> StaticModule | None:
+    def static(self, module: str) -> StaticModule | IntegerModule | None:
         """The module of that name as it is; None for one in float."""
         ...
 
-    def static_scale(self, module: str) -> tuple[float, int] | None:
-        """Its input scale and offset."""
+    def static_scale(self, module: str) -> tuple[float | None, int] | None:
+        """Its input scale, None where every row has its own, and offset."""
         ...
 
 

@@ -24,12 +24,12 @@ from typing import Any, BinaryIO, cast
 from edge_llm.errors import HubError, InvalidModel, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.safetensors import MODEL
-from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.counted import Counted
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
 from edge_llm.sources.hub_gguf import check_runs, choose, is_only_gguf
-from edge_llm.sources.modelslim_files import description_of, files_of, plain_settings, weights_of
+from edge_llm.sources.modelslim_files import description_of, files_of, weights_of
+from edge_llm.sources.quantization import load_settings, plain_settings
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
 
@@ -221,16 +221,20 @@ def _wanted(repository: str, revision: str | None, gguf: str) -> tuple[str, list
         names += [name for name in files_of(present) if name not in names]
     if "config.json" not in present:
         raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
-    quantized = description_of(present) is not None
-    _check_runs(repository, commit, _remote_file(present["config.json"]), quantized)
+    described = description_of(present) is not None
+    original = getattr(info.card_data, "base_model", None)
+    _check_runs(repository, commit, _remote_file(present["config.json"]), described, original)
     return commit, [_remote_file(present[name]) for name in names]
 
 
-def _check_runs(repository: str, commit: str, config: RemoteFile, quantized: bool) -> None:
-    """Refuse a model that does not run here before its weights are downloaded, with what an import would say."""
+def _check_runs(repository: str, commit: str, config: RemoteFile, described: bool, original: object) -> None:
+    """Refuse a model that does not run here before its weights are downloaded, with what an import would say.
+
+    ``described``: a file of its own says how its weights are quantized.  ``original``: the model that they were made of.
+    """
     try:
         raw = parse_object(_small_file(repository, commit, config), config.name)
-        load_config(plain_settings(raw) if quantized else raw)
+        load_settings(plain_settings(raw) if described else raw, original)
     except (InvalidModel, UnsupportedModel) as refused:
         raise type(refused)(f"`{repository}` cannot be run here: {refused}") from None
 

@@ -23,10 +23,11 @@ from edge_llm.files import shown
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.layer import Decoder
-from edge_llm.operations.linear import Linear
 from edge_llm.sources.base import StaticModule
 from edge_llm.sources.hugging_face import HuggingFaceSource
-from edge_llm.sources.modelslim_files import description_of, plain_settings, weights_of
+from edge_llm.sources.linears import linears_of
+from edge_llm.sources.modelslim_files import description_of, weights_of
+from edge_llm.sources.quantization import plain_settings
 from edge_llm.strict_json import read_object
 
 FLOAT, W8A8 = "FLOAT", "W8A8"
@@ -151,7 +152,7 @@ class ModelSlimSource(HuggingFaceSource):
     def _check_modules(self, decoder: Decoder) -> Iterator[tuple[str, str]]:
         """Every module that the model multiplies with and how it is kept, its tensors checked."""
         present = set(self._weights.names())
-        for prefix, linear in _linears(decoder):
+        for prefix, linear in linears_of(decoder):
             for source in linear.sources:
                 module = prefix + source.source
                 if decoder.tied and linear is decoder.output and f"{module}.weight" not in present:
@@ -205,7 +206,7 @@ class ModelSlimSource(HuggingFaceSource):
             raise UnsupportedModel(f"a {W8A8} checkpoint of the family `{config.family}` does not run here")
         found = {
             linear.name
-            for prefix, linear in _linears(describe(config))
+            for prefix, linear in linears_of(describe(config))
             for source in linear.sources
             if self._has_bias(prefix + source.source)
         }
@@ -252,16 +253,8 @@ def _description(path: Path) -> dict[str, Any]:
     return read_object(path, max_bytes=_MAX_DESCRIPTION_BYTES, max_values=_MAX_DESCRIPTION_VALUES)
 
 
-def _linears(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
-    """Every linear with what its sources' names begin with."""
-    for layer in decoder.layers:
-        for linear in layer.linears:
-            yield layer.prefix, linear
-    yield "", decoder.output
-
-
 def _biases(decoder: Decoder) -> Iterator[tuple[str, int]]:
-    for prefix, linear in _linears(decoder):
+    for prefix, linear in linears_of(decoder):
         if linear.bias:
             yield from ((f"{prefix}{source.source}.bias", source.count) for source in linear.sources)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from edge_llm.errors import InvalidModel
 from edge_llm.files import shown
@@ -46,8 +45,3 @@ def files_of(names: Iterable[str]) -> list[str]:
     shards = re.compile(re.escape(weights) + r"-\d{5}-of-\d{5,6}\.safetensors")
     of_weights = [name for name in names if name in taken or shards.fullmatch(name)]
     return [*([description] if description else []), *sorted(of_weights)]
-
-
-def plain_settings(raw: dict[str, Any]) -> dict[str, Any]:
-    """A config.json without what it says of quantization: the description says it."""
-    return {key: value for key, value in raw.items() if key not in ("quantization_config", "quantize")}
