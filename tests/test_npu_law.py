@@ -152,6 +152,7 @@ GOOD = [
     *(good(chip, "quantize", input="float32 4 896", scales="float32 1", zero_points="float32 1") for chip in BOTH),
     good("310p", "quantize", div_mode=True, scales="float32 1", zero_points="int32 1", dtype="int32"),
     good("910b", "dynamic", input="bfloat16 4 896", smooth_scales="bfloat16 896"),
+    good("310p", "dynamic"),
     good("310p", "cast", input="float16 9 8 128 16"),
     good("310p", "cast", input="int8 4864 896 nz", acl_format=2),
     good("310p", "norm", input="float32 4 8", gamma="float32 8"),
@@ -199,7 +200,7 @@ def test_each_chip_has_the_operators_that_its_placements_call():
     }  # fmt: skip
     assert OPERATORS.keys() == CHIPS.keys()
     assert both <= OPERATORS["310p"].keys() & OPERATORS["910b"].keys()
-    for operator in ("npu_fused_infer_attention_score", "npu_scatter_pa_kv_cache", "npu_dynamic_quant"):
+    for operator in ("npu_fused_infer_attention_score", "npu_scatter_pa_kv_cache"):
         assert supports(chip_law("910b"), operator) and not supports(chip_law("310p"), operator)
     assert not any(name.startswith(("npu_", "_npu")) for name in OPERATORS["310b"])
 
@@ -338,6 +339,9 @@ BAD = [
     bad("310p", "norm", "the format of input is `NZ`; it takes ND", input="float16 4 896 nz"),
     # names
     bad("310p", "matmul", "y_scale is `float32`; it takes x1, .* and no other arguments", y_scale="float32 1 1"),
+    bad("310p", "dynamic", "k is `912`.*32", input="float16 4 912"),
+    bad("310p", "dynamic", "input", input="bfloat16 4 896"),
+    bad("310p", "dynamic", "smooth_scales", smooth_scales="float16 896"),
     bad("310p", "matmul", r"group_sizes is `\[0, 0, 32\]`; it takes x1, ", group_sizes=(0, 0, 32)),
 ]  # fmt: skip
 
@@ -351,7 +355,7 @@ def test_other_calls_are_refused_by_name(chip, operator, given_, settings_, word
 @pytest.mark.parametrize(
     ("chip", "operator"),
     [
-        ("310p", "npu_dynamic_quant"), ("310p", "npu_scatter_pa_kv_cache"), ("310p", "npu_fused_infer_attention_score"),
+        ("310p", "npu_scatter_pa_kv_cache"), ("310p", "npu_fused_infer_attention_score"),
         ("310b", "npu_quant_matmul"), ("910b", "_npu_paged_attention_splitfuse_v2"),
     ],
 )  # fmt: skip

@@ -24,6 +24,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "npu_quant_matmul": limits.QUANT_MATMUL_310P,
         "npu_trans_quant_param": limits.TRANS_QUANT_PARAM,
         "npu_quantize": limits.QUANTIZE_310P,
+        "npu_dynamic_quant": limits.DYNAMIC_QUANT_310P,
         "npu_format_cast": limits.FORMAT_CAST,
         "npu_rms_norm": limits.RMS_NORM_310P,
         "npu_add_rms_norm": limits.ADD_RMS_NORM_310P,

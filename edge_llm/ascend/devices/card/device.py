@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.devices.card_weights import CardWeights
 from edge_llm.ascend.npu.calls import Calls
-from edge_llm.ascend.npu.chips import ChipLaw
+from edge_llm.ascend.npu.chips import INT8_COLUMNS, ChipLaw
 from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
 from edge_llm.ascend.npu.runtime import Runtime, run
@@ -63,6 +64,9 @@ class AscendDevice:
         self.placement, self._reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.placement.alone else None)
         """How keys and values are kept: int8 or float16."""
+        if self.placement.alone and law.row_scaled and (refusal := _rows_refused(runtime, law)):
+            law = self.law = replace(law, row_scaled="")
+            log.warning("the card finds no scales of rows (%s): one scale holds for all, and what exceeds it is cut off", refusal)
         rows = law.row_scaled if self.placement.alone else ""
         self.activations = (ROW, STATIC) if rows else (STATIC,)
         """With scales of rows, those that the chip's law names have them."""
@@ -191,6 +195,18 @@ def _able(law: ChipLaw) -> list[str]:
     """Placements, the default first: all of the model where steps can be recorded, else products alone."""
     order = ("card", "split,host", "split") if law.captures else ("split,host", "split", "card")
     return [name for name in order if name in law.placements]
+
+
+def _rows_refused(runtime: Runtime, law: ChipLaw) -> str:
+    """Why rows have no scale of their own on the card, whose documents do not agree; empty where they have."""
+    import torch
+
+    rows = torch.zeros((1, INT8_COLUMNS), dtype=torch.float16)
+    try:
+        run(runtime, lambda: Calls(law).quantize_rows(rows.to(runtime.device)))
+    except DeviceError as error:
+        return str(error)
+    return ""
 
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
