@@ -19,7 +19,7 @@ from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
 from edge_llm.ascend.npu.runtime import GRAPH_ROWS, run
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import DEFAULT_CHUNK, GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
@@ -564,14 +564,31 @@ def test_inputs_of_chunks_are_copied_beside_the_computation(bundles, monkeypatch
     assert threads == ["npu copies"] * 2 + ["npu stream"] * steps
 
 
-def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch):
+@pytest.mark.parametrize("device", ["ascend", "ascend:910b"])
+def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch, device):
+    """A 910B records one while the model is loaded, to see whether it can be told lengths."""
+    lost = []
+
     def capture(self, work):
+        lost.append(True)
         raise DeviceLost("ascend", "error code 507011")
 
+    def given(self, thread, work, after):
+        if lost:
+            raise DeviceLost("ascend", "error code 507011")
+        return give(self, thread, work, after)
+
+    give = EmulatedRuntime._given
     monkeypatch.setattr(EmulatedRuntime, "capture", capture)
-    engine = load_engine(None, RuntimeConfig(threads=2, context=128, device="ascend", placement="card"))
+    engine = load_engine(None, RuntimeConfig(threads=2, context=512, device=device, placement="card"))
+    monkeypatch.setattr(EmulatedRuntime, "_given", given)
     engine.batcher.prepare()
-    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    if device == "ascend:910b":
+        assert lost and "its steps are not recorded: error code 507011" in str(engine.runner.site)
+        with pytest.raises(DeviceLost):
+            engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
     answer = engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
-    host = load_engine(None, RuntimeConfig(threads=2, context=128, device="host"))
+    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    assert engine.runner._lengths[-1] == DEFAULT_CHUNK, "the host's own"
+    host = load_engine(None, RuntimeConfig(threads=2, context=512, device="host"))
     assert answer.text == host.answer(host.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0))).text

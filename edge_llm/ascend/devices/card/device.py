@@ -50,6 +50,8 @@ VALUE_BYTES = {FLOAT16_KEYS: 2, INT8_KEYS: 1}
 class AscendDevice:
     """The card of ``runtime`` beside ``options.threads`` threads of the CPU."""
 
+    host_embeds = True
+
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = self.law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
