@@ -39,7 +39,7 @@ SHAPES = SHAPES | {
         num_kv_heads=4, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
     "qk norms": ModelConfig(
-        family="qwen3", vocab_size=131, hidden_size=48, intermediate_size=100, num_layers=3, num_heads=4,
+        family="qwen3", vocab_size=131, hidden_size=48, intermediate_size=96, num_layers=3, num_heads=4,
         num_kv_heads=2, head_dim=32, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
 }  # fmt: skip
@@ -473,6 +473,13 @@ def test_a_shape_that_the_attention_refuses_falls_back_by_name(bundles):
     assert runner_of(bundles["tied"]).site.placement == "card"
     with pytest.raises(UsageError, match="8.*does: split"):
         runner_of(bundles["heads of 8"], placement="card")
+
+
+def test_a_shape_that_the_swiglu_refuses_falls_back_by_name(tmp_path):
+    write_random(tmp_path, replace(SHAPES["tied"], intermediate_size=100), seed=3)
+    runner = runner_of(open_bundle(tmp_path))
+    assert runner.site.placement.startswith("split") and "gate_and_up is `200`" in runner.site.placement_reason
+    assert runner_of(open_bundle(tmp_path), device="ascend:910b").site.placement == "card"
 
 
 # ---- what is refused ----

@@ -19,6 +19,7 @@ from edge_llm.ascend.devices.card.whole import Input, around_product
 from edge_llm.ascend.devices.card_cost import launches
 from edge_llm.ascend.npu import calls as calls_module
 from edge_llm.ascend.npu.calls import Calls
+from edge_llm.ascend.npu.emulated_ops import npu_trans_quant_param
 from edge_llm.ascend.npu.chips import CHIPS, EVERY, chip_law
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
@@ -280,6 +281,19 @@ def test_prompts_come_in_chunks_that_the_chip_likes(bundles):
     assert found == {"host": 256, "ascend": chip_law("310p").chunk, "ascend:910b": chip_law("910b").chunk}
     assert chip_law("310p").chunk >= chip_law("310p").fast_rows == 1024
     assert fill_defaults(RuntimeConfig(device="ascend", chunk=64), config).chunk == 64
+
+
+@pytest.mark.parametrize(("device", "counted"), [("ascend", True), ("ascend:910b", False)])
+def test_what_float16_has_no_number_for_is_counted_where_the_chip_shows_no_infinity(bundles, device, counted):
+    """Inside of a layer, where the last hidden states need not show it: queries, keys and values that are too large."""
+    bundle = bundles["plain", True]
+    runner = runner_of(bundle, placement="card", device=device)
+    scale = runner.model.weights.use(1).traffic.layer.linears["qkv"].product.scale
+    large = torch.full((8,), 1e3)
+    with torch.inference_mode():
+        scale[-8:] = large if scale.dtype == torch.float32 else npu_trans_quant_param(large)
+    logits(runner, tokens_of(bundle, 40))
+    assert (runner.model.clipped > 40) is counted
 
 
 def test_what_is_cut_off_is_counted_in_some_chunks(monkeypatch, bundles):

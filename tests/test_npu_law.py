@@ -232,7 +232,7 @@ BAD = [
     bad("310p", "quantize", "dtype is `quint4x2`; it takes qint8 or int8", dtype="quint4x2"),
     bad("310p", "norm", "input is `bfloat16`; it takes float16", input="bfloat16 4 896"),
     bad("310p", "norm", "gamma is `float32`; it takes float16", gamma="float32 896"),
-    bad("310p", "swiglu", "input is `float32`; it takes float16", input="float32 4 9728"),
+    bad("310p", "swiglu", "input is `bfloat16`; it takes float16 or float32", input="bfloat16 4 9728"),
     bad("310p", "cast", "input is `float32`; it takes int8 or float16", input="float32 64 64"),
     bad("310p", "mm", "self is `float32`; it takes float16", self="float32 4 32", mat2="float32 32 896"),
     bad("310p", "mm", "its k is `40`; it takes a multiple of 16", self="float16 4 40", mat2="float16 40 896 nz"),
@@ -261,7 +261,8 @@ BAD = [
     bad("310p", "norm", "its width is `15`; it takes at least 16", input="float16 4 15", gamma="float16 15"),
     bad("310p", "norm", "its width is `7`; it takes at least 8", input="float32 4 7", gamma="float32 7"),
     bad("310p", "norm", r"gamma is `\[895\]`; it takes \[width\] with width = 896", gamma="float16 895"),
-    bad("310p", "swiglu", "its gate_and_up is `9`; it takes a multiple of 2", input="float16 4 9"),
+    bad("310p", "swiglu", "its gate_and_up is `9696`; it takes a multiple of 64", input="float16 4 9696"),
+    bad("910b", "swiglu", "its gate_and_up is `9`; it takes a multiple of 2", input="float16 4 9"),
     bad("310p", "cast", "its width is `1`; it takes at least 2", input="float16 2048 1"),
     bad("310p", "cast", "acl_format is `3`; it takes 29 or 2", acl_format=3),
     bad(
@@ -546,8 +547,8 @@ def test_few_calls_are_remembered(monkeypatch):
     for rows in range(1, 40):
         check_call(chip_law("310p"), "npu_swiglu", {"input": operand(f"float16 {rows} 64")})
         assert len(law._passed) <= 5
-    with pytest.raises(DeviceError, match="input is `float32`"):
-        check_call(chip_law("310p"), "npu_swiglu", {"input": operand("float32 1 64")})
+    with pytest.raises(DeviceError, match="input is `bfloat16`"):
+        check_call(chip_law("310p"), "npu_swiglu", {"input": operand("bfloat16 1 64")})
 
 
 def test_types_of_torch_are_known_by_name():

@@ -6,6 +6,8 @@ Tags of sources are those of `edge_llm.ascend.npu.chips`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge_llm.ascend.npu.chips import FRACTAL, INT8_COLUMNS, INT8_OUTPUTS
 from edge_llm.ascend.npu.rules import NO_DEFAULT, Form, Layout, Limit, Operator, shapes, types
 
@@ -183,7 +185,10 @@ def _swiglu(source: str, floats: str) -> Operator:
     )
 
 
-SWIGLU_310P = _swiglu("vllm", "float16")  # no document names the chip
+SWIGLU_310P = replace(  # [op] "not for shapes that are not aligned to 64 bytes": either half begins at such a place
+    _swiglu("op", "float16|float32"),
+    limits={"dim": Limit("assumed", among=(-1,)), "gate_and_up": Limit("op", multiple=64)},
+)
 SWIGLU_910B = _swiglu("op", "float16|bfloat16|float32")
 
 

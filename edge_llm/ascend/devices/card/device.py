@@ -22,7 +22,7 @@ from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.devices.card_weights import CardWeights
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import INT8_COLUMNS, ChipLaw
-from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports
+from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports, swiglu_refusal
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.config import NOT_RECORDED, ROW, STATIC
@@ -34,7 +34,7 @@ from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
-from edge_llm.models.layer import Decoder, Rope
+from edge_llm.models.layer import Decoder, Rope, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
@@ -221,7 +221,9 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
             refusal = f"only {attention.rope.dim} of {attention.head_dim} channels of a head are rotated"
         if refusal is not None:
             return {"card": refusal}
-    return {}
+    widths = {one.width for layer in (decoder.layers if decoder else ()) for one in layer.operations if isinstance(one, SwiGLU)}
+    refusals = filter(None, (swiglu_refusal(runtime.law, width) for width in sorted(widths)))
+    return {"card": refusal for refusal in refusals}
 
 
 def open_device(name: str, options: DeviceOptions) -> AscendDevice:

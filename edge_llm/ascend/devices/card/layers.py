@@ -102,6 +102,14 @@ def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
     """For steps, where counting would launch several operators more for every linear."""
 
 
+def look_at_nothing(x: Tensor) -> None:
+    """The same, and for chips whose infinities show in the last hidden states."""
+
+
+LARGEST_FLOAT16 = 65504
+"""What a larger number becomes where a chip saturates."""
+
+
 COUNTED = 8
 """Of so many chunks of prompts one is looked at, the first among them: counting takes five operators for every linear."""
 
@@ -131,6 +139,10 @@ class Clipped:
         """Count those of x [T, K]; inside of work."""
         self.total += (x * reciprocal).abs().gt(LARGEST).sum()
 
+    def look(self, x: Tensor) -> None:
+        """Count what float16 has no number for: of x float32 that will be cast, or float16 that has been cut off already."""
+        self.total += x.abs().ge(LARGEST_FLOAT16).sum()
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -142,6 +154,8 @@ class Layers:
     """cos and sin of every position: float16 [positions, D]."""
     shadow: bool = True
     count: Count = count_nothing
+    look: Callable[[Tensor], None] = look_at_nothing
+    """Sees what goes into linears and what comes out of them, where the chip shows no infinity."""
 
     def angles(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
         """Those of rows at ``positions`` int32 [T]; inside of work."""
@@ -171,6 +185,12 @@ class Layers:
 
     def product(self, weight: CardLinear | FloatLinear, x: Tensor, wide: bool = False) -> Tensor:
         """[T, N] of x [T, K]: float32 where ``wide``, else float16."""
+        self.look(x)
+        y = self._product(weight, x, wide)
+        self.look(y)
+        return y
+
+    def _product(self, weight: CardLinear | FloatLinear, x: Tensor, wide: bool) -> Tensor:
         if isinstance(weight, FloatLinear):
             y = self.calls.multiply(_float16(x), weight.weight)
             y = y if weight.bias is None else y + weight.bias
