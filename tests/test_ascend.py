@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from test_devices_card import SHAPES, tokens_of
 from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.devices.card.key_forms import put_rows
 from edge_llm.ascend.devices.card.layers import Layers, settled
+from edge_llm.ascend.npu.calls import MASK_SIZE, Calls
 from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
@@ -494,6 +496,26 @@ def test_a_draft_model_runs_on_the_host_however_the_card_keeps_its_keys(bundles)
     assert alone.answer(prompt).tokens == helped.answer(prompt).tokens
 
 
+def test_masks_of_chunks_are_counted_where_each_chunk_has_its_own(bundles, monkeypatch):
+    bundle, seen = bundles["tied"], []
+    attend = Calls.attend_chunk
+
+    def attended(self, query, keys, values, kv_heads, table, lengths, mask, query_lengths):
+        seen.append(mask.numel())
+        return attend(self, query, keys, values, kv_heads, table, lengths, mask, query_lengths)
+
+    monkeypatch.setattr(Calls, "attend_chunk", attended)
+    for chip in ("310p", "910b"):
+        settings = fill_defaults(runtime_of(device=f"ascend:{chip}", placement="card", context=640), bundle.config)
+        plan = make_device(settings, bundle.decoder)._plan(bundle.decoder, bundle.tensors, room(settings))
+        runner = runner_of(bundle, device=f"ascend:{chip}", placement="card", context=640)
+        seen.clear()
+        runner.forward(runner.open(), tokens_of(bundle, 600))
+        # what is compared, in float16, and lowered; of every chunk of a window
+        assert 5 * max(seen) * (settings.window if chip == "910b" else 0.4) <= plan._masks()
+        assert plan._masks() <= 2 * MASK_SIZE**2 or chip == "910b"
+
+
 def test_too_little_memory_is_said_with_both_sizes(bundles):
     with pytest.raises(UsageError, match=r"least that works is \d+ bytes"):
         runner_of(bundles["tied"], card_memory="4096")
@@ -510,7 +532,10 @@ def test_too_little_memory_is_said_with_both_sizes(bundles):
         ("ascend:9x", "no chip `9x`"),
     ],
 )
-def test_names_that_no_card_has(name, words):
+@pytest.mark.parametrize("operators", ["emulated", ""])
+def test_names_that_no_card_has(monkeypatch, operators, name, words):
+    """Said before it is asked whether a card is here."""
+    monkeypatch.setenv("EDGE_LLM_NPU_OPS", operators)
     with pytest.raises(UsageError, match=re.escape(words)):
         open_device(name, DeviceOptions(1))
 

@@ -19,8 +19,8 @@ from edge_llm.ascend.devices.card.whole import Input, around_product
 from edge_llm.ascend.devices.card_cost import launches
 from edge_llm.ascend.npu import calls as calls_module
 from edge_llm.ascend.npu.calls import Calls
-from edge_llm.ascend.npu.emulated_ops import npu_trans_quant_param
 from edge_llm.ascend.npu.chips import CHIPS, EVERY, chip_law
+from edge_llm.ascend.npu.emulated_ops import npu_trans_quant_param
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device

@@ -157,6 +157,12 @@ def test_the_older_compiler_is_asked_for_nothing_but_formats_and_never_for_a_gra
     assert not {place for place in of_tokens if place[0] != "streamed"}, "a layer that comes through a slot is put in fractals"
 
 
+def test_pages_that_go_out_and_come_back_turn_the_whole_cache(found, chip):
+    """By the older compiler on a 310P, which chooses blocks of fractals in no other way."""
+    turned = [name for kind, name, _ in found.get(("card", MANY, "pages"), []) if kind == "aclop"]
+    assert len(turned) == (8 * MANY if chip == "310p" else 0)
+
+
 def kernels_of(found: dict[tuple[str, int, str], Routes], place: tuple[str, int, str]) -> Routes:
     return [] if place[2] in ("refused", "site") else found[place]
 

@@ -228,10 +228,8 @@ def _tables_beside_card(sizes: WeightSizes, *, whole: bool, host_embeds: bool) -
     What the host does not use stays there; but small tables may be less than the buffers of their blocks.
     """
     choices = {NO_TABLES: sizes.fixed, OUTPUT_ALONE: sizes.fixed_without_output, TABLES: sizes.fixed_without_tables}
-    if not whole:
-        order = (NO_TABLES, TABLES)
-    else:
-        order = (OUTPUT_ALONE, NO_TABLES, TABLES) if host_embeds else (TABLES, NO_TABLES)
+    of_whole = (OUTPUT_ALONE, NO_TABLES, TABLES) if host_embeds else (TABLES, NO_TABLES)
+    order = of_whole if whole else (NO_TABLES, TABLES)
     return {tables: fixed for tables in order if (fixed := choices[tables]) is not None}
 
 

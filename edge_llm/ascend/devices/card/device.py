@@ -68,7 +68,7 @@ class AscendDevice:
         """How keys and values are kept: int8 or float16."""
         if self.placement.alone and law.row_scaled and (refusal := _rows_refused(runtime, law)):
             law = self.law = replace(law, row_scaled="")
-            log.warning("the card finds no scales of rows (%s): one scale holds for all, and what exceeds it is cut off", refusal)
+            log.warning("the card finds no scales of rows (%s): what exceeds one scale for all is cut off", refusal)
         rows = law.row_scaled if self.placement.alone else ""
         self.activations = (ROW, STATIC) if rows else (STATIC,)
         """With scales of rows, those that the chip's law names have them."""
@@ -221,9 +221,11 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
             refusal = f"only {attention.rope.dim} of {attention.head_dim} channels of a head are rotated"
         if refusal is not None:
             return {"card": refusal}
-    widths = {one.width for layer in (decoder.layers if decoder else ()) for one in layer.operations if isinstance(one, SwiGLU)}
-    refusals = filter(None, (swiglu_refusal(runtime.law, width) for width in sorted(widths)))
-    return {"card": refusal for refusal in refusals}
+    for operation in (one for layer in (decoder.layers if decoder else ()) for one in layer.operations):
+        refusal = swiglu_refusal(runtime.law, operation.width) if isinstance(operation, SwiGLU) else None
+        if refusal is not None:
+            return {"card": refusal}
+    return {}
 
 
 def open_device(name: str, options: DeviceOptions) -> AscendDevice:
