@@ -46,7 +46,7 @@ class Calls:
     ) -> Tensor:
         """float16 [T, N] = (x int8 [T, K] @ weight int8 [K, N] + bias int32 [N]) * scale, as `pack_scale` packed it.
 
-        With ``row_scales`` float32 [T], where the law `multiplies_rows`: x @ weight * row_scales * scale float32 + bias float32.
+        With ``row_scales`` float32 [T], where the law `multiplies_rows`: x @ weight * row_scales * scale + bias, these float32.
         """
         operands = {
             "x1": _operand(x), "x2": _operand(weight, nz=self.law.weights_are_nz), "scale": _operand(scale),

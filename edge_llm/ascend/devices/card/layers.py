@@ -106,8 +106,8 @@ def look_at_nothing(x: Tensor) -> None:
     """The same, and for chips whose infinities show in the last hidden states."""
 
 
-LARGEST_FLOAT16 = 65504
-"""What a larger number becomes where a chip saturates."""
+LAST_BUT_ONE = 65472
+"""Of the numbers of float16; the one behind it is what a larger number becomes where a chip saturates."""
 
 
 COUNTED = 8
@@ -141,7 +141,7 @@ class Clipped:
 
     def look(self, x: Tensor) -> None:
         """Count what float16 has no number for: of x float32 that will be cast, or float16 that has been cut off already."""
-        self.total += x.abs().ge(LARGEST_FLOAT16).sum()
+        self.total += x.abs().gt(LAST_BUT_ONE).sum()
 
 
 @dataclass(frozen=True)
