@@ -72,10 +72,10 @@ def product(weight, x, by_rows=False):
         turn = float16(turned(np.eye(weight.turn, dtype=np.float32), weight.turn) / turns).astype(float)
         x = float16((float16(x).astype(float).reshape(-1, weight.turn) @ turn).reshape(x.shape))
     if weight.row_scales:
-        largest = np.abs(float16(x)).max(1, keepdims=True)
-        quantized = np.rint(float16(x) / largest * np.float16(127))
-        y = float16(int8_product(weight, quantized, weight.weight_scale * np.float32(turns) / np.float32(127)) * largest)
-        return y if weight.bias is None else float16(y + float16(weight.bias))
+        scales = np.abs(np.float32(float16(x))).max(1, keepdims=True) / np.float32(127)
+        quantized = np.rint(np.float32(float16(x)) / scales)
+        y = np.float32(int8_product(weight, quantized, weight.weight_scale * np.float32(turns))) * scales
+        return y if weight.bias is None else y + np.float32(float16(weight.bias))
     inverse = (np.float32(turns) / np.float32(weight.input_scale)).astype(x.dtype)
     scale = np.float32(turns) / np.float32(inverse) if x.dtype == np.float16 else np.float32(weight.input_scale)
     reciprocal = np.full(weight.columns, inverse, x.dtype)

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from test_devices_card import SHAPES, tokens_of
 from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.devices.card.key_forms import put_rows
 from edge_llm.ascend.devices.card.layers import Layers, settled
+from edge_llm.ascend.npu.calls import MASK_SIZE, Calls
 from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
 from edge_llm.ascend.npu.runtime import GRAPH_ROWS, run
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import GenerationParams, LlamaConfig, RuntimeConfig
+from edge_llm.config import DEFAULT_CHUNK, GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
@@ -39,7 +41,7 @@ SHAPES = SHAPES | {
         num_kv_heads=4, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
     ),
     "qk norms": LlamaConfig(
-        family="qwen3", vocab_size=131, hidden_size=48, intermediate_size=100, num_layers=3, num_heads=4,
+        family="qwen3", vocab_size=131, hidden_size=48, intermediate_size=96, num_layers=3, num_heads=4,
         num_kv_heads=2, head_dim=32, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
 }  # fmt: skip
@@ -475,6 +477,13 @@ def test_a_shape_that_the_attention_refuses_falls_back_by_name(bundles):
         runner_of(bundles["heads of 8"], placement="card")
 
 
+def test_a_shape_that_the_swiglu_refuses_falls_back_by_name(tmp_path):
+    write_random(tmp_path, replace(SHAPES["tied"], intermediate_size=100), seed=3)
+    runner = runner_of(open_bundle(tmp_path))
+    assert runner.site.placement.startswith("split") and "gate_and_up is `200`" in runner.site.placement_reason
+    assert runner_of(open_bundle(tmp_path), device="ascend:910b").site.placement == "card"
+
+
 # ---- what is refused ----
 
 
@@ -485,6 +494,26 @@ def test_a_draft_model_runs_on_the_host_however_the_card_keeps_its_keys(bundles)
     )
     prompt = alone.token_request(tokens_of(bundles["tied"], 20), GenerationParams(max_tokens=12, ignore_eos=True))
     assert alone.answer(prompt).tokens == helped.answer(prompt).tokens
+
+
+def test_masks_of_chunks_are_counted_where_each_chunk_has_its_own(bundles, monkeypatch):
+    bundle, seen = bundles["tied"], []
+    attend = Calls.attend_chunk
+
+    def attended(self, query, keys, values, kv_heads, table, lengths, mask, query_lengths):
+        seen.append(mask.numel())
+        return attend(self, query, keys, values, kv_heads, table, lengths, mask, query_lengths)
+
+    monkeypatch.setattr(Calls, "attend_chunk", attended)
+    for chip in ("310p", "910b"):
+        settings = fill_defaults(runtime_of(device=f"ascend:{chip}", placement="card", context=640), bundle.config)
+        plan = make_device(settings, bundle.decoder)._plan(bundle.decoder, bundle.tensors, room(settings))
+        runner = runner_of(bundle, device=f"ascend:{chip}", placement="card", context=640)
+        seen.clear()
+        runner.forward(runner.open(), tokens_of(bundle, 600))
+        # what is compared, in float16, and lowered; of every chunk of a window
+        assert 5 * max(seen) * (settings.window if chip == "910b" else 0.4) <= plan._masks()
+        assert plan._masks() <= 2 * MASK_SIZE**2 or chip == "910b"
 
 
 def test_too_little_memory_is_said_with_both_sizes(bundles):
@@ -503,7 +532,10 @@ def test_too_little_memory_is_said_with_both_sizes(bundles):
         ("ascend:9x", "no chip `9x`"),
     ],
 )
-def test_names_that_no_card_has(name, words):
+@pytest.mark.parametrize("operators", ["emulated", ""])
+def test_names_that_no_card_has(monkeypatch, operators, name, words):
+    """Said before it is asked whether a card is here."""
+    monkeypatch.setenv("EDGE_LLM_NPU_OPS", operators)
     with pytest.raises(UsageError, match=re.escape(words)):
         open_device(name, DeviceOptions(1))
 
@@ -564,14 +596,31 @@ def test_inputs_of_chunks_are_copied_beside_the_computation(bundles, monkeypatch
     assert threads == ["npu copies"] * 2 + ["npu stream"] * steps
 
 
-def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch):
+@pytest.mark.parametrize("device", ["ascend", "ascend:910b"])
+def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch, device):
+    """A 910B records one while the model is loaded, to see whether it can be told lengths."""
+    lost = []
+
     def capture(self, work):
+        lost.append(True)
         raise DeviceLost("ascend", "error code 507011")
 
+    def given(self, thread, work, after):
+        if lost:
+            raise DeviceLost("ascend", "error code 507011")
+        return give(self, thread, work, after)
+
+    give = EmulatedRuntime._given
     monkeypatch.setattr(EmulatedRuntime, "capture", capture)
-    engine = load_engine(None, RuntimeConfig(threads=2, context=128, device="ascend", placement="card"))
+    engine = load_engine(None, RuntimeConfig(threads=2, context=512, device=device, placement="card"))
+    monkeypatch.setattr(EmulatedRuntime, "_given", given)
     engine.batcher.prepare()
-    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    if device == "ascend:910b":
+        assert lost and "its steps are not recorded: error code 507011" in str(engine.runner.site)
+        with pytest.raises(DeviceLost):
+            engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
     answer = engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
-    host = load_engine(None, RuntimeConfig(threads=2, context=128, device="host"))
+    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    assert engine.runner._lengths[-1] == DEFAULT_CHUNK, "the host's own"
+    host = load_engine(None, RuntimeConfig(threads=2, context=512, device="host"))
     assert answer.text == host.answer(host.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0))).text

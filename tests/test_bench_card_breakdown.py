@@ -12,7 +12,10 @@ from test_ascend import SHAPES, runtime_of, tokens_of
 
 from edge_llm.bench.breakdown import Clock
 from edge_llm.bench.synthetic import write_random
+from edge_llm.cli.bench.options import bench_runtime
+from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import load_runner
+from edge_llm.engine.auto_device import AutoDevice
 from edge_llm.formats.bundle import open_bundle
 
 pytest.importorskip("torch")
@@ -102,6 +105,15 @@ def test_what_a_lane_waits_that_loads_is_not_the_hosts(bundle):
         whole = time.perf_counter() - began
         assert min(seconds for _, seconds in told) >= 0
         assert sum(seconds for kind, seconds in told if kind in ("host", "wait")) <= whole
+
+
+@pytest.mark.parametrize(("found", "chunk"), [("ascend", 1024), ("host", 256)])
+def test_a_batch_is_of_the_chunks_of_the_device_that_auto_finds(monkeypatch, found, chunk):
+    monkeypatch.setattr("edge_llm.cli.bench.options.find_device", lambda: AutoDevice(found, "for the test"))
+    options = {"device": "auto", "batch_size": 4096, "ubatch_size": None, "chunk": None}
+    monkeypatch.setattr("edge_llm.cli.bench.options.runtime_config", lambda options: RuntimeConfig(device="auto"))
+    given = bench_runtime(options)
+    assert (given.chunk, given.window) == (chunk, 4096 // chunk)
 
 
 def test_the_batch_that_would_be_chosen_anyway_changes_no_chunk(tmp_path):

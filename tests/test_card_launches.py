@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from card_reference import logits_of
+from onnx_weights import random_weight
 from test_ascend import BOUND, GAP, logits, runner_of
 from test_devices_card import tokens_of
 from torch.utils import _pytree as pytree
@@ -14,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_llm.ascend.devices.card import layers as layers_module
 from edge_llm.ascend.devices.card.layers import COUNTED, Layers
+from edge_llm.ascend.devices.card.whole import Input, around_product
 from edge_llm.ascend.devices.card_cost import launches
 from edge_llm.ascend.npu import calls as calls_module
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import CHIPS, EVERY, chip_law
+from edge_llm.ascend.npu.emulated_ops import npu_trans_quant_param
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
@@ -25,6 +28,7 @@ from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
+from kernels.layout import unpack_tiles
 
 FREE = {"empty", "empty_like"}
 """Neither views nor operators of the card."""
@@ -37,7 +41,7 @@ SHAPES = {
 }  # fmt: skip
 """Heads that the chip rotates itself, and widths that its products take as they are."""
 MOST = 24
-"""Launches of a layer in a step of one row."""
+"""Launches of a layer in a step of a model that was imported with turned channels."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,20 +96,21 @@ def launched(monkeypatch, bundle, rows, **options):
 @pytest.mark.parametrize(
     ("name", "turned", "options", "rows", "most"),
     [
-        ("plain", True, {}, 1, MOST),
-        ("plain", True, {"activations": "static"}, 1, MOST - 3),
-        ("plain", True, {}, 4, MOST + 1),  # queries, keys and values of several rows have to be parted
-        ("qk norms", True, {}, 1, MOST + 2),
+        ("plain", True, {}, 1, MOST - 3),
+        ("plain", True, {}, 4, MOST - 2),  # queries, keys and values of several rows have to be parted
+        ("qk norms", True, {}, 1, MOST - 1),
+        ("qk norms", True, {}, 4, MOST),
         ("qk norms", True, {"activations": "static"}, 1, MOST - 1),
-        ("plain", True, {"device": "ascend:910b"}, 1, MOST - 3),
-        ("qk norms", False, {}, 1, 30),  # bundles of before: four gathers, products and sums of hot channels
+        ("qk norms", True, {"device": "ascend:910b"}, 4, MOST),
+        ("plain", False, {}, 1, 28),  # of models with hot channels four gathers, casts, products and sums: see docs/ascend.md
+        ("qk norms", False, {}, 4, 31),
     ],
 )
 def test_a_layer_of_a_step_takes_few_launches(monkeypatch, bundles, name, turned, options, rows, most):
     found = launched(monkeypatch, bundles[name, turned], rows, **options)
     print(f"{name} turned={turned} {options} {rows} rows: {found.total()} launches {dict(found)}")
     assert found["npu_add_rms_norm"] == 2 and found["npu_rms_norm"] == (2 if name == "qk norms" else 0)
-    assert 15 < found.total() <= most
+    assert found.total() == most
 
 
 @pytest.mark.parametrize(("name", "turned"), [("plain", True), ("qk norms", True)])
@@ -226,6 +231,7 @@ def test_which_rows_have_scales_is_the_chips_and_kept_keys_are_told_apart(monkey
     runner = runner_of(bundle, placement="card")
     linears = runner.model.weights.use(0).traffic.layer.linears
     assert {name for name, one in linears.items() if one.by_rows} == set(linears)
+    assert not runner.model._whole.output.by_rows, "runs of its rows would have steps of their own"
     monkeypatch.undo()
     monkeypatch.setenv("EDGE_LLM_NPU_OPS", "emulated")
     linears = runner_of(bundle, placement="card").model.weights.use(0).traffic.layer.linears
@@ -234,6 +240,36 @@ def test_which_rows_have_scales_is_the_chips_and_kept_keys_are_told_apart(monkey
     first = open_device("ascend:310p", options)
     monkeypatch.setitem(CHIPS, "310p", replace(chip_law("310p"), row_scaled=EVERY))
     assert open_device("ascend:310p", options).numerics != first.numerics
+
+
+def test_a_card_that_finds_no_scales_of_rows_has_one_for_all_and_says_so(monkeypatch, bundles, caplog):
+    """The documents of torch_npu and of CANN do not agree about it."""
+    bundle = bundles["plain", True]
+    tokens = tokens_of(bundle, 40)
+    want = logits(runner_of(bundle, placement="card", activations="static"), tokens)
+
+    def refused(calls, x):
+        raise RuntimeError("aclnnDynamicQuantV2 failed, error code is 161002")
+
+    monkeypatch.setattr(Calls, "quantize_rows", refused)
+    runner = runner_of(bundle, placement="card")
+    assert "the card finds no scales of rows" in caplog.text and "161002" in caplog.text
+    assert not any(one.by_rows for one in runner.model.weights.use(0).traffic.layer.linears.values())
+    assert np.array_equal(logits(runner, tokens), want)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.1, 3.0])
+def test_products_of_rows_with_scales_stay_in_float16_whatever_the_weight(scale):
+    """The largest product is that of a row which has the signs of the weight's; what is multiplied again is a power of two."""
+    columns = 96
+    weight = replace(random_weight(32, columns, bias=False), row_scales=True, weight_scale=np.full(32, scale, np.float32))
+    given, arrays = around_product(weight, Input(True, True), Calls(chip_law("310p")))
+    sums = np.abs(unpack_tiles(weight.tiles, 32, columns).astype(int)).sum(1) * 127
+    step = float(arrays["row_step"][0]) if "row_step" in arrays else 1.0
+    largest = (sums * given.weight_scale.astype(float)).max()
+    assert largest < 65504 and np.array_equal(given.weight_scale * np.float32(step), weight.weight_scale)
+    assert step == 1 or (largest > 65504 / 2 and step == 2 ** round(np.log2(step)))
+    assert (step > 1) is (scale > 0.01)
 
 
 # ---- chunks, counts, pages ----
@@ -245,6 +281,19 @@ def test_prompts_come_in_chunks_that_the_chip_likes(bundles):
     assert found == {"host": 256, "ascend": chip_law("310p").chunk, "ascend:910b": chip_law("910b").chunk}
     assert chip_law("310p").chunk >= chip_law("310p").fast_rows == 1024
     assert fill_defaults(RuntimeConfig(device="ascend", chunk=64), config).chunk == 64
+
+
+@pytest.mark.parametrize(("device", "counted"), [("ascend", True), ("ascend:910b", False)])
+def test_what_float16_has_no_number_for_is_counted_where_the_chip_shows_no_infinity(bundles, device, counted):
+    """Inside of a layer, where the last hidden states need not show it: queries, keys and values that are too large."""
+    bundle = bundles["plain", True]
+    runner = runner_of(bundle, placement="card", device=device)
+    scale = runner.model.weights.use(1).traffic.layer.linears["qkv"].product.scale
+    large = torch.full((8,), 1e3)
+    with torch.inference_mode():
+        scale[-8:] = large if scale.dtype == torch.float32 else npu_trans_quant_param(large)
+    logits(runner, tokens_of(bundle, 40))
+    assert (runner.model.clipped > 40) is counted
 
 
 def test_what_is_cut_off_is_counted_in_some_chunks(monkeypatch, bundles):

@@ -45,8 +45,8 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
     "add norm": ("npu_add_rms_norm", {"x1": "float32 4 896", "x2": "float32 4 896", "gamma": "float32 896", "epsilon": 1e-5}),
     "swiglu": ("npu_swiglu", {"input": "float16 4 9728"}),
     "incre": ("npu_incre_flash_attention", {
-        "query": "float16 3 14 1 64", "key": "float16 9 2 128 64", "value": "float16 9 2 128 64", "block_table": "int32 3 4",
-        "num_heads": 14, "num_key_value_heads": 2, "scale_value": 0.125, "input_layout": "BNSD", "block_size": 128,
+        "query": "float16 3 1 896", "key": "float16 9 128 128", "value": "float16 9 128 128", "block_table": "int32 3 4",
+        "num_heads": 14, "num_key_value_heads": 2, "scale_value": 0.125, "input_layout": "BSH", "block_size": 128,
         "actual_seq_lengths": [1, 200, 512],
     }),
     "prompt": ("npu_prompt_flash_attention", {
@@ -105,7 +105,10 @@ TYPES = ("int4", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "floa
 BOTH = ("310p", "910b")
 HEADS_OF_ROTARY = {"query": 14, "key": 2, "cos": 1, "sin": 1}
 ND_CACHE = {"key_cache": "float16 9 128 2 64", "value_cache": "float16 9 128 2 64"}
-INT8_KEYS = {"key": "int8 9 2 128 64", "value": "int8 9 2 128 64", "antiquant_scale": "float16 2 2 1 64"}
+INT8_KEYS = {"key": "int8 9 128 128", "value": "int8 9 128 128", "antiquant_scale": "float16 2 128"}
+BY_HEADS = {
+    "query": "float16 3 14 1 64", "key": "float16 9 2 128 64", "value": "float16 9 2 128 64", "input_layout": "BNSD",
+}  # fmt: skip
 FUSED_INT8 = {
     "key": "int8 9 128 128", "value": "int8 9 128 128", "key_antiquant_scale": "float16 128",
     "value_antiquant_scale": "float16 128",
@@ -152,14 +155,15 @@ GOOD = [
     *(good(chip, "quantize", input="float32 4 896", scales="float32 1", zero_points="float32 1") for chip in BOTH),
     good("310p", "quantize", div_mode=True, scales="float32 1", zero_points="int32 1", dtype="int32"),
     good("910b", "dynamic", input="bfloat16 4 896", smooth_scales="bfloat16 896"),
+    good("310p", "dynamic"),
     good("310p", "cast", input="float16 9 8 128 16"),
     good("310p", "cast", input="int8 4864 896 nz", acl_format=2),
     good("310p", "norm", input="float32 4 8", gamma="float32 8"),
     good("310p", "norm", input="float16 4 14 16", gamma="float16 16"),
     good("910b", "norm", input="bfloat16 4 8 64", gamma="float32 64"),
     *(good(chip, "incre", **INT8_KEYS) for chip in BOTH),
-    good("310p", "incre", query="float16 256 14 1 64", block_table="int32 256 512", actual_seq_lengths=[65536] * 256),
-    good("310p", "incre", query="float16 3 1 896", key="float16 9 128 128", value="float16 9 128 128", input_layout="BSH"),
+    good("310p", "incre", query="float16 256 1 896", block_table="int32 256 512", actual_seq_lengths=[65536] * 256),
+    good("910b", "incre", **BY_HEADS),
     good(
         "310p", "incre", query="float16 3 1 896", key="float16 3 500 128", value="float16 3 500 128", block_table=None,
         input_layout="BSH", block_size=0, actual_seq_lengths=None, atten_mask="bool 3 500",
@@ -199,7 +203,7 @@ def test_each_chip_has_the_operators_that_its_placements_call():
     }  # fmt: skip
     assert OPERATORS.keys() == CHIPS.keys()
     assert both <= OPERATORS["310p"].keys() & OPERATORS["910b"].keys()
-    for operator in ("npu_fused_infer_attention_score", "npu_scatter_pa_kv_cache", "npu_dynamic_quant"):
+    for operator in ("npu_fused_infer_attention_score", "npu_scatter_pa_kv_cache"):
         assert supports(chip_law("910b"), operator) and not supports(chip_law("310p"), operator)
     assert not any(name.startswith(("npu_", "_npu")) for name in OPERATORS["310b"])
 
@@ -231,7 +235,7 @@ BAD = [
     bad("310p", "quantize", "dtype is `quint4x2`; it takes qint8 or int8", dtype="quint4x2"),
     bad("310p", "norm", "input is `bfloat16`; it takes float16", input="bfloat16 4 896"),
     bad("310p", "norm", "gamma is `float32`; it takes float16", gamma="float32 896"),
-    bad("310p", "swiglu", "input is `float32`; it takes float16", input="float32 4 9728"),
+    bad("310p", "swiglu", "input is `bfloat16`; it takes float16 or float32", input="bfloat16 4 9728"),
     bad("310p", "cast", "input is `float32`; it takes int8 or float16", input="float32 64 64"),
     bad("310p", "mm", "self is `float32`; it takes float16", self="float32 4 32", mat2="float32 32 896"),
     bad("310p", "mm", "its k is `40`; it takes a multiple of 16", self="float16 4 40", mat2="float16 40 896 nz"),
@@ -240,7 +244,7 @@ BAD = [
     bad("310p", "add", "other is `bfloat16`; it takes float16, ", other="bfloat16 4 8"),
     bad("310p", "to", "dtype is `bfloat16`; it takes float16, ", dtype="bfloat16"),
     bad("910b", "to", "dtype is `float64`; it takes float16, ", dtype="float64"),
-    bad("310p", "incre", "antiquant_scale is `float32`", **INT8_KEYS | {"antiquant_scale": "float32 2 2 1 64"}),
+    bad("310p", "incre", "antiquant_scale is `float32`", **INT8_KEYS | {"antiquant_scale": "float32 2 128"}),
     bad("310p", "incre", "antiquant_scale is `none`; it takes float16", **INT8_KEYS | {"antiquant_scale": None}),
     bad("310p", "paged", "key_cache is `int8`; it takes float16", key_cache="int8 9 8 128 16 nz"),
     bad("310p", "paged", "context_lens is `int64`; it takes int32", context_lens="int64 3"),
@@ -260,28 +264,34 @@ BAD = [
     bad("310p", "norm", "its width is `15`; it takes at least 16", input="float16 4 15", gamma="float16 15"),
     bad("310p", "norm", "its width is `7`; it takes at least 8", input="float32 4 7", gamma="float32 7"),
     bad("310p", "norm", r"gamma is `\[895\]`; it takes \[width\] with width = 896", gamma="float16 895"),
-    bad("310p", "swiglu", "its gate_and_up is `9`; it takes a multiple of 2", input="float16 4 9"),
+    bad("310p", "swiglu", "its gate_and_up is `9696`; it takes a multiple of 64", input="float16 4 9696"),
+    bad("910b", "swiglu", "its gate_and_up is `9`; it takes a multiple of 2", input="float16 4 9"),
     bad("310p", "cast", "its width is `1`; it takes at least 2", input="float16 2048 1"),
     bad("310p", "cast", "acl_format is `3`; it takes 29 or 2", acl_format=3),
     bad(
         "310p", "incre", "block_size is `24`; it takes at least 16 and a multiple of 16",
-        key="float16 99 2 24 64", value="float16 99 2 24 64", block_table="int32 3 99", block_size=24,
+        key="float16 99 24 128", value="float16 99 24 128", block_table="int32 3 99", block_size=24,
     ),
     bad(
         "310p", "incre", "block_size is `144`; it takes a multiple of 32",
-        **INT8_KEYS | {"key": "int8 9 2 144 64", "value": "int8 9 2 144 64"}, block_size=144,
+        **INT8_KEYS | {"key": "int8 9 144 128", "value": "int8 9 144 128"}, block_size=144,
     ),
     bad(
-        "310p", "incre", "its head_size is `40`; it takes at most 512 and a multiple of 16",
-        query="float16 3 14 1 40", key="float16 9 2 128 40", value="float16 9 2 128 40",
+        "910b", "incre", "its head_size is `40`; it takes at most 512 and a multiple of 16",
+        **BY_HEADS | {"query": "float16 3 14 1 40", "key": "float16 9 2 128 40", "value": "float16 9 2 128 40"},
     ),
+    bad(
+        "310p", "incre", "its head_size is `144`; it takes at most 128 and a multiple of 16",
+        query="float16 3 1 2016", key="float16 9 128 288", value="float16 9 128 288",
+    ),
+    bad("310p", "incre", r"key is `\[9, 2, 128, 64\]`; it takes .*", **BY_HEADS),
     bad(
         "310p", "incre", "num_heads/num_key_value_heads is `14/4`; it takes at most 32",
-        key="float16 9 4 128 64", value="float16 9 4 128 64", num_key_value_heads=4,
+        key="float16 9 128 256", value="float16 9 128 256", num_key_value_heads=4,
     ),
     bad(
         "310p", "incre", "its sequences is `257`; it takes at most 256",
-        query="float16 257 14 1 64", block_table="int32 257 4", actual_seq_lengths=[1] * 257,
+        query="float16 257 1 896", block_table="int32 257 4", actual_seq_lengths=[1] * 257,
     ),
     bad("310p", "incre", r"its table\*block_size is `65664`; it takes at most 65536", block_table="int32 3 513"),
     bad(
@@ -338,6 +348,9 @@ BAD = [
     bad("310p", "norm", "the format of input is `NZ`; it takes ND", input="float16 4 896 nz"),
     # names
     bad("310p", "matmul", "y_scale is `float32`; it takes x1, .* and no other arguments", y_scale="float32 1 1"),
+    bad("310p", "dynamic", "k is `912`.*32", input="float16 4 912"),
+    bad("310p", "dynamic", "input", input="bfloat16 4 896"),
+    bad("310p", "dynamic", "smooth_scales", smooth_scales="float16 896"),
     bad("310p", "matmul", r"group_sizes is `\[0, 0, 32\]`; it takes x1, ", group_sizes=(0, 0, 32)),
 ]  # fmt: skip
 
@@ -351,7 +364,7 @@ def test_other_calls_are_refused_by_name(chip, operator, given_, settings_, word
 @pytest.mark.parametrize(
     ("chip", "operator"),
     [
-        ("310p", "npu_dynamic_quant"), ("310p", "npu_scatter_pa_kv_cache"), ("310p", "npu_fused_infer_attention_score"),
+        ("310p", "npu_scatter_pa_kv_cache"), ("310p", "npu_fused_infer_attention_score"),
         ("310b", "npu_quant_matmul"), ("910b", "_npu_paged_attention_splitfuse_v2"),
     ],
 )  # fmt: skip
@@ -542,8 +555,8 @@ def test_few_calls_are_remembered(monkeypatch):
     for rows in range(1, 40):
         check_call(chip_law("310p"), "npu_swiglu", {"input": operand(f"float16 {rows} 64")})
         assert len(law._passed) <= 5
-    with pytest.raises(DeviceError, match="input is `float32`"):
-        check_call(chip_law("310p"), "npu_swiglu", {"input": operand("float32 1 64")})
+    with pytest.raises(DeviceError, match="input is `bfloat16`"):
+        check_call(chip_law("310p"), "npu_swiglu", {"input": operand("bfloat16 1 64")})
 
 
 def test_types_of_torch_are_known_by_name():

@@ -315,6 +315,37 @@ def test_rows_and_tests_that_the_page_names_are_there():
     assert told and [name for name in told if f"def {name}(" not in here] == []
 
 
+UNKNOWN = {
+    "whether rows can be put where an array says": "indexed_writes",
+    "whether attention takes INT8 keys in blocks": "int8_keys",
+    "whether fractals are fractals": "weight_formats",
+    "whether there are infinities": "overflow",
+    "whether sums in int64 are slow": "counting",
+    "where code of pyACL runs": "run_mode",
+    "whether operators are there that documents leave out": "float_operators",
+    "whether writes of 4 bytes reach their neighbours": "small_writes",
+    "whether another model may be loaded while a graph is captured": "copies_while_capturing",
+    "how many heads attention over chunks takes": "chunk_limits",
+    "whether rows have scales of their own": "dynamic_quant",
+}
+"""What only a card can say, and the row that asks it."""
+
+
+def test_what_would_fail_or_be_slow_is_tried_or_counted_and_what_is_unknown_is_asked():
+    page = (Path(__file__).parents[1] / "docs" / "ascend.md").read_text()
+    for head, count in (("| what would fail |", 9), ("| what would be slow |", 8)):
+        table = page.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+        assert len(rows) == count
+        for what, done, tried in rows:
+            files = re.findall(r"`(tests/test_\w+\.py)`", tried)
+            assert done and all((Path(__file__).parents[1] / file).is_file() for file in files), what
+            assert files or "`test_" in tried or re.search(r"\d", tried), f"neither a test nor a figure: {what}"
+    asked = page.partition("| row | what we would like to know |")[2].partition("\n\n")[0]
+    assert set(UNKNOWN.values()) <= {probe.name for probe in PROBES}
+    assert {row for row in UNKNOWN.values() if f"`{row}`" not in asked} == set()
+
+
 # ---- none of them stops the others
 
 

@@ -14,10 +14,11 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
-from edge_llm.weights.plan import WeightSizes, plan_staging
+from edge_llm.weights.plan import NO_TABLES, OUTPUT_ALONE, TABLES, WeightSizes, plan_staging
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 from kernels import ThreadPool
+from kernels.layout import unpack_tiles
 from kernels.linear import overflow_product
 from kernels.types import Residual
 
@@ -134,6 +135,30 @@ def test_a_matrix_that_is_damaged_is_not_used_and_can_be_mended(tmp_path):
     assert cold.held == 0
     flip(tmp_path / "weights.bin", bundle.tensors["layers.1.o.tiles"].offset + 70)
     assert np.array_equal(cold.tiles("layers.1.o.tiles", np.array([1])), whole[:, [1]])
+
+
+def test_the_host_keeps_the_embedding_if_it_looks_rows_up_and_the_budget_allows(tmp_path):
+    """Beside a card that has all else; of tied tables it is the output matrix too, of others that one stays on flash."""
+    for tied in (True, False):
+        folder = tmp_path / str(tied)
+        folder.mkdir()
+        write_random(folder, replace(CONFIG, vocab_size=300_000, tied_embeddings=tied), seed=1)
+        bundle = open_bundle(folder)
+        sizes = WeightSizes.of_bundle(bundle)
+        kept, there = (plan_staging(sizes, (), None, whole=True, host_embeds=one) for one in (True, False))
+        assert kept.plan.flash_tables == (NO_TABLES if tied else OUTPUT_ALONE) and there.plan.flash_tables == TABLES
+        least = plan_staging(sizes, (), there.plan.held_bytes, whole=True)
+        assert least.plan.flash_tables == TABLES and least.plan.held_bytes <= there.plan.held_bytes < kept.plan.held_bytes
+        weights, resident = StagedWeights(bundle, kept), ResidentWeights(bundle)
+        before, tokens = weights.read_bytes, np.array([299_999, 0, 7])
+        for source in (weights, StagedWeights(bundle, least)):
+            table, places = source.embedding_rows(tokens)
+            assert np.array_equal(rows_of(table, places), rows_of(*resident.embedding_rows(tokens)))
+        assert weights.read_bytes == before, "no row is read from flash"
+
+
+def rows_of(table, places):
+    return unpack_tiles(table.tiles, table.rows, table.columns)[places]
 
 
 def test_the_host_holds_what_was_planned(bundle):

@@ -252,6 +252,8 @@ class Device(Protocol):
     """How keys and values are kept: int8 or float16."""
     activations: tuple[str, ...]
     """The scales of activations that it can do, of `edge_llm.config.ACTIVATIONS`, the preferred first."""
+    host_embeds: bool
+    """Whether the host looks embeddings up, also of a model that lies on a card as a whole."""
 
     @property
     def placement_reason(self) -> str:

@@ -52,6 +52,7 @@ class HostDevice:
     placement_reason = "the default of the device `host`"
     keys = INT8_KEYS
     activations = ACTIVATIONS
+    host_embeds = True
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)

@@ -226,8 +226,11 @@ def run_on_host(bundle: Bundle, runtime: RuntimeConfig, lost: DeviceLost) -> Run
 
 
 def host_runtime(runtime: RuntimeConfig, reason: str) -> RuntimeConfig:
-    """``runtime`` on the host, for this ``reason``."""
-    return replace(runtime, device="host", device_reason=reason, placement="auto", keys="auto", card_memory=None)
+    """``runtime`` on the host, for this ``reason``, with the host's own chunk in the place of the device's own."""
+    chunk = runtime.chunk if runtime.chunk != longest_chunk(runtime.device) else longest_chunk("host")
+    return replace(
+        runtime, device="host", device_reason=reason, placement="auto", keys="auto", card_memory=None, chunk=chunk
+    )
 
 
 def _check_room(bundle: Bundle, runtime: RuntimeConfig) -> None:
@@ -291,7 +294,7 @@ def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Sta
     sizes = WeightSizes.of_bundle(bundle)
     budget = None if runtime.memory is None else parse_memory(runtime.memory, sizes.total)
     streamed = device.streamed(bundle.decoder, bundle.tensors, room(runtime))
-    return plan_staging(sizes, streamed, budget, whole=device.placement.alone)
+    return plan_staging(sizes, streamed, budget, whole=device.placement.alone, host_embeds=device.host_embeds)
 
 
 def plan_device(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:

@@ -17,6 +17,7 @@ from edge_llm.weights.table import block_memory, row_memory
 
 NO_TABLES: frozenset[str] = frozenset()
 EMBEDDING_ALONE = frozenset((EMBEDDING,))
+OUTPUT_ALONE = frozenset((OUTPUT,))
 TABLES = frozenset((EMBEDDING, OUTPUT))
 ALLOWANCE = 0.15
 """A process may exceed the budget by this part of it, not counting keys and values."""
@@ -49,6 +50,8 @@ class WeightSizes:
     """Bytes of the output matrix on flash."""
     fixed_without_embedding: int | None = None
     """As `fixed_without_tables` when only the embedding stays there; None too when it is the output matrix."""
+    fixed_without_output: int | None = None
+    """The same when only the output matrix does."""
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
@@ -65,7 +68,8 @@ class WeightSizes:
         rows_alone = fixed - embedding.nbytes + row_memory(embedding)
         if output is embedding:
             return cls(layers, fixed, rows_alone + block_memory(output), output.nbytes)
-        return cls(layers, fixed, rows_alone - output.nbytes + block_memory(output), output.nbytes, rows_alone)
+        blocks_alone = fixed - output.nbytes + block_memory(output)
+        return cls(layers, fixed, rows_alone - output.nbytes + block_memory(output), output.nbytes, rows_alone, blocks_alone)
 
     @property
     def choices_of_tables(self) -> Mapping[frozenset[str], int]:
@@ -186,23 +190,25 @@ class StagingPlan:
     """Most memory for input channels that overflows wanted."""
 
 
-def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool) -> StagingPlan:
+def plan_staging(
+    sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool, host_embeds: bool = True
+) -> StagingPlan:
     """What the host holds while a card has the layers, of which ``streamed`` are read again in every sweep.
 
-    ``whole``: the card has the embedding, the output matrix and all vectors as well.  Raises `UsageError` that names the least
-    ``budget`` when that is too small.
+    ``whole``: the card has the output matrix and all vectors as well, and the embedding unless ``host_embeds``.  Raises
+    `UsageError` that names the least ``budget`` when that is too small.
     """
     slot = max(layer.stored for layer in sizes.layers)
     beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
-    on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
     around = beside + SLOTS * slot + max(layer.expanded for layer in sizes.layers)
-    choices = (on_flash, sizes.fixed) if whole else (sizes.fixed, on_flash)  # small tables may be less than their buffers
-    fixed = next((fixed for fixed in choices if budget is None or fixed + around <= budget), None)
-    if fixed is None:
-        raise too_little(budget or 0, min(choices) + around)
-    held, flash_tables = fixed + around, TABLES if fixed == sizes.fixed_without_tables else NO_TABLES
+    choices = _tables_beside_card(sizes, whole=whole, host_embeds=host_embeds)
+    fitting = (tables for tables, fixed in choices.items() if budget is None or fixed + around <= budget)
+    flash_tables = next(fitting, None)
+    if flash_tables is None:
+        raise too_little(budget or 0, min(choices.values()) + around)
+    held = choices[flash_tables] + around
     cold = 0 if whole else max(LEAST_COLD, int(COLD_SHARE * sum(layer.stored for layer in sizes.layers)))
-    output = sizes.output if flash_tables and not whole else 0
+    output = sizes.output if OUTPUT in flash_tables and not whole else 0
     plan = MemoryPlan(
         budget=held if budget is None else budget,
         resident=(),
@@ -214,6 +220,17 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
         flash_tables=flash_tables,
     )
     return StagingPlan(plan, cold if budget is None else min(cold, budget - held))
+
+
+def _tables_beside_card(sizes: WeightSizes, *, whole: bool, host_embeds: bool) -> dict[frozenset[str], int]:
+    """Which tables may stay on flash, the choice to be preferred first, and the bytes of what is fixed then.
+
+    What the host does not use stays there; but small tables may be less than the buffers of their blocks.
+    """
+    choices = {NO_TABLES: sizes.fixed, OUTPUT_ALONE: sizes.fixed_without_output, TABLES: sizes.fixed_without_tables}
+    of_whole = (OUTPUT_ALONE, NO_TABLES, TABLES) if host_embeds else (TABLES, NO_TABLES)
+    order = of_whole if whole else (NO_TABLES, TABLES)
+    return {tables: fixed for tables in order if (fixed := choices[tables]) is not None}
 
 
 def spread(chosen: int, count: int) -> tuple[int, ...]:

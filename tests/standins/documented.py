@@ -7,9 +7,9 @@ that the backend comes to call has to be looked up there and put here first.
 
 BOTH = """
 aclnnAbs aclnnAddmm aclnnAddRmsNorm aclnnApplyRotaryPosEmbV2 aclnnArange aclnnAscendQuantV3 aclnnCast aclnnCat
-aclnnGtScalar aclnnGtTensor aclnnIncreFlashAttentionV4 aclnnIndexSelect aclnnInplaceCopy aclnnInplaceFillScalar
-aclnnInplaceZero aclnnMatmulWeightNz aclnnMax aclnnMm aclnnMul aclnnMuls aclnnQuantMatmulWeightNz aclnnReduceSum
-aclnnRmsNorm aclnnSwiGlu aclnnTransQuantParamV3
+aclnnDynamicQuantV2 aclnnGtScalar aclnnGtTensor aclnnIncreFlashAttentionV4 aclnnIndexSelect aclnnInplaceCopy
+aclnnInplaceFillScalar aclnnInplaceZero aclnnMatmulWeightNz aclnnMax aclnnMm aclnnMul aclnnMuls aclnnQuantMatmulWeightNz
+aclnnReduceSum aclnnRmsNorm aclnnSwiGlu aclnnTransQuantParamV3
 _npu_paged_attention _npu_paged_attention_splitfuse _npu_reshape_and_cache
 """
 ONLY_310P = "_npu_paged_attention_splitfuse_v2"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute, scales_rows
-from edge_llm.ascend.npu.law import supports
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Operation
 from edge_llm.operations.glu import GLU
@@ -25,8 +24,8 @@ HOT_LAUNCHES = 3
 """Gather the hot channels, multiply them, add; where a layer is turned no channel is hot."""
 TURN_LAUNCHES = 2
 """Cast to float16, which the result of SwiGLU is already, and multiply by the matrix of a block."""
-ROWS_LAUNCHES = 4
-"""Of scales of rows where the chip has no operator that finds them: size, largest, divide, multiply the product's rows."""
+ROWS_LAUNCHES = 1
+"""Multiply the product's rows by their scales, where the product does not."""
 WIDEN_LAUNCHES = 1
 """Of what is added to the residual stream, unless the rows' scales do it."""
 ATTENTION_LAUNCHES = 4
@@ -156,11 +155,11 @@ def _linear_launches(law: ChipLaw, route: MatmulRoute, layer: Layer, linear: Lin
     kind = "" if writer is None else writer.KIND
     behind_swiglu = kind == GLU.KIND
     by_rows = bool(linear.turn) and scales_rows(law, behind_swiglu=behind_swiglu)
-    alone = by_rows and not supports(law, "npu_dynamic_quant")
+    behind = by_rows and not law.multiplies_rows
     hot = 0 if any(one.turn for one in layer.linears) else HOT_LAUNCHES
     around = (TURN_LAUNCHES - (kind != Norm.KIND)) if linear.turn else hot
-    around += ROWS_LAUNCHES if alone else 0
-    around += WIDEN_LAUNCHES if linear.adds and not alone else 0
+    around += ROWS_LAUNCHES if behind else 0
+    around += WIDEN_LAUNCHES if linear.adds and not behind else 0
     return route.launches + QUANTIZE_LAUNCHES + around
 
 

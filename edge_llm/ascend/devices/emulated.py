@@ -60,6 +60,7 @@ class EmulatedDevice:
 
     keys = INT8_KEYS
     activations = (STATIC,)
+    host_embeds = False
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ class OmDevice:
 
     keys = INT8_KEYS
     activations = (STATIC,)
+    host_embeds = True
 
     def __init__(self, folder: OmFolder, chip: Chip, options: DeviceOptions) -> None:
         law = folder.law

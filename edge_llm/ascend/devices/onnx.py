@@ -79,6 +79,7 @@ class OnnxDevice:
     name = numerics = NAME
     keys = INT8_KEYS
     activations = (STATIC,)
+    host_embeds = True
 
     def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
         self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")

@@ -110,9 +110,14 @@ def _incre_forms(*floats: str) -> tuple[Form, ...]:
 
 
 _INCRE_310P = _incre(_incre_forms("float16"), sequences=256, keys=65536)
-INCRE_FLASH_310P = replace(  # [src] the tiling there: so many heads may share one of keys
-    _INCRE_310P, limits={**_INCRE_310P.limits, "num_heads/num_key_value_heads": Limit("src", most=32)}
-)
+INCRE_FLASH_310P = replace(  # [src] the tiling there: so many heads may share one of keys, and blocks hold all of a token
+    _INCRE_310P,
+    layouts=tuple(one for one in _INCRE_310P.layouts if one.shapes["key"] != shapes(key=_HEAD_BLOCKS)["key"]),
+    limits={
+        **_INCRE_310P.limits, "num_heads/num_key_value_heads": Limit("src", most=32),
+        "head_size": Limit("src", multiple=16, most=128),
+    },
+)  # fmt: skip
 INCRE_FLASH_910B = _incre(_incre_forms("float16", "bfloat16"), sequences=65535, keys=262144)
 
 # ---- a prompt, or equally long pieces of some ----

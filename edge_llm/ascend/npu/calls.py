@@ -41,17 +41,12 @@ class Calls:
         """Whether rows can be put where an array of the card says."""
         self._npu, self._atb = torch.ops.npu, torch.ops.atb
 
-    @property
-    def scales_rows(self) -> bool:
-        """Whether the chip quantizes and multiplies rows by a scale of each: `quantize_rows`."""
-        return supports(self.law, "npu_dynamic_quant")
-
     def quant_matmul(
         self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, row_scales: Tensor | None = None
     ) -> Tensor:
         """float16 [T, N] = (x int8 [T, K] @ weight int8 [K, N] + bias int32 [N]) * scale, as `pack_scale` packed it.
 
-        With ``row_scales`` float32 [T], where the chip `scales_rows`: x @ weight * row_scales * scale float32 + bias float32.
+        With ``row_scales`` float32 [T], where the law `multiplies_rows`: x @ weight * row_scales * scale + bias, these float32.
         """
         operands = {
             "x1": _operand(x), "x2": _operand(weight, nz=self.law.weights_are_nz), "scale": _operand(scale),

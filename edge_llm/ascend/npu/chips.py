@@ -93,6 +93,8 @@ class ChipLaw:
     """What may run where, the default first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
     row_scaled: str = ""
     """Linears whose rows have a scale each where the bundle has those: `PRODUCTS`, `EVERY`, or none; others have one."""
+    multiplies_rows: bool = False
+    """Whether products take the scales of rows; else one operator more multiplies the rows of the result."""
     zero_bias: bool = False
     """Whether a product without a bias is given zeros: the fast kernel wants one."""
     fast_rows: int = 1
@@ -249,7 +251,8 @@ CHIPS = {
         keys_are_nz=False,
         host_lengths=True,  # [atb] it binds contextLens.hostData but on a 310P
         fractals_are_off=True,  # [src]
-        row_scaled=EVERY,  # [op] npu_dynamic_quant, and a product with pertoken_scale
+        row_scaled=EVERY,  # [op] npu_dynamic_quant ...
+        multiplies_rows=True,  # [op] ... and a product with pertoken_scale
         chunk=1024,  # [assumed]
     ),
 }

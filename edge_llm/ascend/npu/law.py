@@ -16,7 +16,7 @@ from edge_llm.errors import DeviceError
 
 __all__ = [
     "CHUNK_ATTENTION_V2", "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product",
-    "chunk_attention", "int8_keys_refusal", "supports",
+    "chunk_attention", "int8_keys_refusal", "supports", "swiglu_refusal",
 ]  # fmt: skip
 
 OPERATORS: dict[str, dict[str, Operator]] = {
@@ -24,6 +24,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "npu_quant_matmul": limits.QUANT_MATMUL_310P,
         "npu_trans_quant_param": limits.TRANS_QUANT_PARAM,
         "npu_quantize": limits.QUANTIZE_310P,
+        "npu_dynamic_quant": limits.DYNAMIC_QUANT_310P,
         "npu_format_cast": limits.FORMAT_CAST,
         "npu_rms_norm": limits.RMS_NORM_310P,
         "npu_add_rms_norm": limits.ADD_RMS_NORM_310P,
@@ -141,6 +142,15 @@ def attention_refusal(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) ->
     try:
         for operator, operands, settings in _attention_calls(law, heads, kv_heads, head_dim):
             check_call(law, operator, operands, **settings)
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def swiglu_refusal(law: ChipLaw, width: int) -> str | None:
+    """Why a SwiGLU of ``width`` channels cannot be on the card, in the chip's words; None if it can."""
+    try:
+        check_call(law, "npu_swiglu", {"input": Operand("float16", (1, 2 * width))}, dim=-1)
     except DeviceError as error:
         return str(error)
     return None

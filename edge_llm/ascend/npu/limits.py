@@ -6,6 +6,8 @@ Tags of sources are those of `edge_llm.ascend.npu.chips`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge_llm.ascend.npu.chips import FRACTAL, INT8_COLUMNS, INT8_OUTPUTS
 from edge_llm.ascend.npu.rules import NO_DEFAULT, Form, Layout, Limit, Operator, shapes, types
 
@@ -94,7 +96,16 @@ def _quantize(*floats: str) -> Operator:
 
 QUANTIZE_310P = _quantize("float32", "float16")
 QUANTIZE_910B = _quantize("float32", "float16", "bfloat16")
-DYNAMIC_QUANT_910B = Operator(  # [op] not on a 310P, where vllm-ascend calls it: the self-test asks the card
+# The page of torch_npu leaves the 310P out; [op] those of aclnnDynamicQuantV2, which it calls, have it since CANN 8.2, and
+# [vllm] vllm-ascend calls it there.
+DYNAMIC_QUANT_310P = Operator(
+    "npu",
+    forms=(Form("op", types(input="float16", dst_type="int8|-")),),
+    layouts=(Layout(shapes(input="m k")),),
+    settings={"dst_type": None, "quant_mode": "pertoken"},
+    limits={"quant_mode": Limit("op", among=("pertoken",)), "k": Limit("op", multiple=INT8_COLUMNS)},
+)
+DYNAMIC_QUANT_910B = Operator(
     "npu",
     forms=tuple(
         Form("op", types(input=one, smooth_scales=f"{one}|-", dst_type="int8|-")) for one in ("float16", "bfloat16")
@@ -174,7 +185,10 @@ def _swiglu(source: str, floats: str) -> Operator:
     )
 
 
-SWIGLU_310P = _swiglu("vllm", "float16")  # no document names the chip
+SWIGLU_310P = replace(  # [op] "not for shapes that are not aligned to 64 bytes": either half begins at such a place
+    _swiglu("op", "float16|float32"),
+    limits={"dim": Limit("assumed", among=(-1,)), "gate_and_up": Limit("op", multiple=64)},
+)
 SWIGLU_910B = _swiglu("op", "float16|bfloat16|float32")
 
 

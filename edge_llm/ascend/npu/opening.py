@@ -49,6 +49,7 @@ def _check_torch() -> None:
 
 
 def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
+    asked = None if chip is None else chip_law(chip)
     search = tuple(sys.path)
     for finding in package_findings(find_package("torch", search), find_package("torch_npu", search)):
         if finding.good is False:
@@ -60,7 +61,7 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
     if not tried.cards:
         raise DeviceError(f"torch_npu sees no card; {DOCTOR}")
     law = _law_of(tried.chip)
-    if chip is not None and chip_law(chip).name != law.name:
+    if asked is not None and asked.name != law.name:
         raise DeviceError(f"the card is an {tried.chip} and not a {chip}; use --device ascend")
     _check_settings(law, environment)
     load_torch_npu()

@@ -12,7 +12,7 @@ from typing import Any
 from edge_llm.ascend.npu import emulated_ops
 from edge_llm.ascend.npu.pci import is_own_host
 from edge_llm.ascend.selftest.graphs import captured, replayed
-from edge_llm.ascend.selftest.ground import Figures, Ground, compared, equal, near
+from edge_llm.ascend.selftest.ground import Figures, Ground, equal, near
 from edge_llm.ascend.selftest.layers import ATTENTION_BOUND, FLOAT16_BOUND
 from edge_llm.ascend.selftest.products import scales
 from edge_llm.errors import DeviceError
@@ -93,18 +93,6 @@ def row_scales(ground: Ground) -> Figures:
         raise DeviceError("the emulated matmul has no scales of rows")
     expected = (ground.exact(x, weight).double() * scale.double() * rows.double()[:, None]).half()
     return near(ground.result(work, x, weight, scale, rows), expected, FLOAT16_BOUND)
-
-
-def dynamic_quant(ground: Ground) -> Figures:
-    """INT8 rows with a scale of their own."""
-    x = ground.float16(ROWS, COLUMNS)
-    quantized, scale = ground.result(lambda x: ground.operator("npu", "npu_dynamic_quant")(input=x), x)
-    expected_scale = x.float().abs().amax(1) / 127
-    figures = near(scale.float().view(-1), expected_scale, FLOAT16_BOUND)
-    values = compared(quantized, (x.float() / expected_scale[:, None]).round().to(ground.torch.int8))
-    if values["largest_difference"] > 1:
-        figures["error"] = f"values differ by up to {values['largest_difference']:.0f}"
-    return figures | {"scales_differing": figures["differing"], "differing": values["differing"], "values": values["values"]}
 
 
 class _Int8Keys:

@@ -15,6 +15,8 @@ ROWS = (1, 32, 256)
 LAYER = ((896, 1152), (4864, 896))
 """(K, N) of two products of a layer at the shape of Qwen2.5-0.5B."""
 VOCABULARY = 151936
+SCALE_BOUND = 1e-3
+"""Of the scales of rows."""
 LARGE = (1024, 4096, 8192)
 """Rows, K and N of a product that is bound by multiplying."""
 
@@ -47,6 +49,19 @@ def product(ground: Ground, rows: int, columns: int, outputs: int, bias: bool) -
         return ground.calls.quant_matmul(x, ground.calls.to_matmul(weight), ground.calls.pack_scale(scale), offset)
 
     return equal(ground.result(work, *given), rounded(ground.exact(x, weight), scale, offset))
+
+
+def dynamic_quant(ground: Ground) -> Figures:
+    """INT8 rows with a scale of each, its largest value / 127."""
+    torch, (columns, _) = ground.torch, LAYER[1]
+    x = ground.float16(ROWS[1], columns)
+    quantized, scale = ground.result(ground.calls.quantize_rows, x)
+    expected_scale = x.float().abs().amax(1) / 127
+    figures = near(scale.float().view(-1), expected_scale, SCALE_BOUND)
+    values = compared(quantized, (x.float() / expected_scale[:, None]).round().to(torch.int8))
+    if values["largest_difference"] > 1:
+        figures["error"] = f"values differ by up to {values['largest_difference']:.0f}"
+    return figures | {"scales_differing": figures["differing"], "differing": values["differing"], "values": values["values"]}
 
 
 def quant_matmul(ground: Ground) -> Figures:

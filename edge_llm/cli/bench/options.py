@@ -20,6 +20,7 @@ from edge_llm.cli.options import Command, add_options, place_options, runtime_co
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
 from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
+from edge_llm.engine.auto_device import find_device
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
 
@@ -149,7 +150,8 @@ def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
     chunk = ubatch or runtime.chunk
     if batch is None:
         return replace(runtime, chunk=chunk)
-    chunk = min(chunk or longest_chunk(runtime.device), batch)
+    device = find_device().device if runtime.device == "auto" else runtime.device
+    chunk = min(chunk or longest_chunk(device), batch)
     return replace(runtime, chunk=chunk, window=max(1, batch // chunk))
 
 

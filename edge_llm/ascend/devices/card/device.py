@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.devices.card_weights import CardWeights
 from edge_llm.ascend.npu.calls import Calls
-from edge_llm.ascend.npu.chips import ChipLaw
-from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports
+from edge_llm.ascend.npu.chips import INT8_COLUMNS, ChipLaw
+from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports, swiglu_refusal
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.config import NOT_RECORDED, ROW, STATIC
@@ -50,6 +51,8 @@ VALUE_BYTES = {FLOAT16_KEYS: 2, INT8_KEYS: 1}
 class AscendDevice:
     """The card of ``runtime`` beside ``options.threads`` threads of the CPU."""
 
+    host_embeds = True
+
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = self.law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
@@ -64,6 +67,9 @@ class AscendDevice:
         self.placement, self._reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.placement.alone else None)
         """How keys and values are kept: int8 or float16."""
+        if self.placement.alone and law.row_scaled and (refusal := _rows_refused(runtime, law)):
+            law = self.law = replace(law, row_scaled="")
+            log.warning("the card finds no scales of rows (%s): what exceeds one scale for all is cut off", refusal)
         rows = law.row_scaled if self.placement.alone else ""
         self.activations = (ROW, STATIC) if rows else (STATIC,)
         """With scales of rows, those that the chip's law names have them."""
@@ -194,6 +200,18 @@ def _able(law: ChipLaw) -> list[str]:
     return [name for name in order if name in law.placements]
 
 
+def _rows_refused(runtime: Runtime, law: ChipLaw) -> str:
+    """Why rows have no scale of their own on the card, whose documents do not agree; empty where they have."""
+    import torch
+
+    rows = torch.zeros((1, INT8_COLUMNS), dtype=torch.float16)
+    try:
+        run(runtime, lambda: Calls(law).quantize_rows(rows.to(runtime.device)))
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
     if runtime.attention_missing:
@@ -204,6 +222,10 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
         refusal = attention_refusal(runtime.law, attention.heads, attention.kv_heads, attention.head_dim)
         if refusal is None and attention.rope.dim != attention.head_dim:
             refusal = f"only {attention.rope.dim} of {attention.head_dim} channels of a head are rotated"
+        if refusal is not None:
+            return {"card": refusal}
+    for operation in (one for layer in (decoder.layers if decoder else ()) for one in layer.operations):
+        refusal = swiglu_refusal(runtime.law, operation.width) if isinstance(operation, SwiGLU) else None
         if refusal is not None:
             return {"card": refusal}
     return {}

@@ -3,7 +3,7 @@
 The residual stream is float32; products, attention and SwiGLU are float16, as the chip gives them.  A linear is one of
 
     quantized = round(turn(x) * reciprocal);  y = quant_matmul(quantized) + x[:, hot] @ hot_weight
-    quantized = round(turn(x) * (127 / m));   y = quant_matmul(quantized) * m          m = the largest of each row
+    quantized = round(turn(x) / s);           y = quant_matmul(quantized) * s          s = the largest of each row / 127
 
 where a turn is a product with a matrix of blocks; queries and keys are not turned, which changes no score.  Which one is said
 by the chip's law.  Of the first, hot channels stay in float16; what else exceeds the input scale, a wider one than where the
@@ -41,8 +41,8 @@ class CardLinear:
     """A linear on a card: the INT8 product, and what goes around it; unpadded, N rows and K columns."""
 
     product: NpuLinear
-    reciprocal: Tensor
-    """[K]: 1 / input scale, 0 for hot channels; 127 where rows have scales.  float32 for rows of norms that are not turned,
+    reciprocal: Tensor | None = None
+    """[K]: 1 / input scale, 0 for hot channels; None where rows have scales.  float32 for rows of norms that are not turned,
     else float16, as the rows are."""
     hot_index: Tensor | None = None
     """int32 [J]."""
@@ -54,6 +54,8 @@ class CardLinear:
     """float16 [p, p]: what blocks of p channels are multiplied with first; `reciprocal` is of the result."""
     by_rows: bool = False
     """Every row has a scale of its own, which the product's scale leaves out."""
+    row_step: Tensor | None = None
+    """float32 [1]: what the scales of rows are multiplied with, where the product is divided by it to stay in float16."""
     bias: Tensor | None = None
     """float16 [N], added behind the row's scale where the product cannot."""
 
@@ -106,6 +108,14 @@ def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
     """For steps, where counting would launch several operators more for every linear."""
 
 
+def look_at_nothing(x: Tensor) -> None:
+    """The same, and for chips whose infinities show in the last hidden states."""
+
+
+LAST_BUT_ONE = 65472
+"""Of the numbers of float16; the one behind it is what a larger number becomes where a chip saturates."""
+
+
 COUNTED = 8
 """Of so many chunks of prompts one is looked at, the first among them: counting takes five operators for every linear."""
 
@@ -135,6 +145,10 @@ class Clipped:
         """Count those of x [T, K]; inside of work."""
         self.total += (x * reciprocal).abs().gt(LARGEST).sum()
 
+    def look(self, x: Tensor) -> None:
+        """Count what float16 has no number for: of x float32 that will be cast, or float16 that has been cut off already."""
+        self.total += x.abs().gt(LAST_BUT_ONE).sum()
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -146,6 +160,8 @@ class Layers:
     """cos and sin of every position: float16 [positions, D]."""
     shadow: bool = True
     count: Count = count_nothing
+    look: Callable[[Tensor], None] = look_at_nothing
+    """Sees what goes into linears and what comes out of them, where the chip shows no infinity."""
 
     def angles(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
         """Those of rows at ``positions`` int32 [T]; inside of work."""
@@ -165,6 +181,12 @@ class Layers:
 
     def product(self, weight: CardLinear | FloatLinear, x: Tensor, wide: bool = False) -> Tensor:
         """[T, N] of x [T, K]: float32 where ``wide``, else float16."""
+        self.look(x)
+        y = self._product(weight, x, wide)
+        self.look(y)
+        return y
+
+    def _product(self, weight: CardLinear | FloatLinear, x: Tensor, wide: bool) -> Tensor:
         if isinstance(weight, FloatLinear):
             y = self.calls.multiply(_float16(x), weight.weight)
             y = y if weight.bias is None else y + weight.bias
@@ -180,21 +202,23 @@ class Layers:
 
     def _static(self, weight: CardLinear, x: Tensor) -> Tensor:
         """float16 [T, padded N] under the one scale of all rows."""
+        assert weight.reciprocal is not None
         x = self._turned(weight, x).to(weight.reciprocal.dtype)
         if weight.offset is None:  # what an offset moves is another tool's choice
             self.count(x, weight.reciprocal)
-        return self._int8(weight.product, self.calls.quantize(x, weight.reciprocal, weight.offset))
+        quantized = _filled(weight.product, self.calls.quantize(x, weight.reciprocal, weight.offset))
+        return self._int8(weight.product, quantized)
 
     def _by_rows(self, weight: CardLinear, x: Tensor, wide: bool) -> Tensor:
         """The same under a scale of each row."""
-        x = self._turned(weight, _float16(x))
-        if self.calls.scales_rows:
-            y = self._int8(weight.product, *self.calls.quantize_rows(x))[:, : weight.product.rows]
+        quantized, scales = self.calls.quantize_rows(_filled(weight.product, self._turned(weight, _float16(x))))
+        if self.calls.law.multiplies_rows:
+            y = self._int8(weight.product, quantized, scales)[:, : weight.product.rows]
             y = y if weight.bias is None else y + weight.bias
             return _float32(y) if wide else y
-        largest = x.abs().amax(1, keepdim=True)  # of a row of zeros 0, which makes its product 0 whatever became of 0 / 0
-        y = self._int8(weight.product, self.calls.quantize(x / largest, weight.reciprocal))
-        y = _product(y[:, : weight.product.rows], largest, wide)
+        scales = scales if weight.row_step is None else scales * weight.row_step
+        # of a row of zeros 0, which makes its product 0 whatever became of 0 / 0
+        y = _product(self._int8(weight.product, quantized)[:, : weight.product.rows], scales[:, None], wide)
         return y if weight.bias is None else y + weight.bias
 
     def _turned(self, weight: CardLinear, x: Tensor) -> Tensor:
@@ -203,9 +227,6 @@ class Layers:
         return self.calls.multiply(_float16(x).reshape(-1, len(weight.turn)), weight.turn).reshape(x.shape)
 
     def _int8(self, product: NpuLinear, quantized: Tensor, row_scales: Tensor | None = None) -> Tensor:
-        missing = product.weight.shape[0] - product.columns
-        if missing:
-            quantized = _pad(quantized, missing)
         return self.calls.quant_matmul(quantized, product.weight, product.scale, product.bias, row_scales)
 
     def normed(self, norm: Norm, gain: Tensor, x: Stream) -> tuple[Tensor, Tensor]:
@@ -311,17 +332,19 @@ def _sum(x: Tensor, y: Tensor, wide: bool) -> Tensor:
 
 
 def _product(x: Tensor, rows: Tensor, wide: bool) -> Tensor:
-    """x float16 [T, N] times rows float16 [T, 1], by one operator also where the result is float32."""
+    """x float16 [T, N] times rows float32 [T, 1], by one operator whatever the type of the result."""
     import torch
 
-    return torch.mul(x, rows, out=torch.empty(x.shape, dtype=torch.float32, device=x.device)) if wide else x * rows
+    kind = torch.float32 if wide else torch.float16
+    return torch.mul(x, rows, out=torch.empty(x.shape, dtype=kind, device=x.device))
 
 
-def _pad(x: Tensor, columns: int) -> Tensor:
-    """``x`` [T, K] with ``columns`` columns of zeros behind."""
+def _filled(product: NpuLinear, x: Tensor) -> Tensor:
+    """x [T, K] with columns of zeros behind, as many as ``product`` has more."""
     import torch
 
-    return torch.cat((x, torch.zeros((len(x), columns), dtype=x.dtype, device=x.device)), dim=1)
+    missing = product.weight.shape[0] - product.columns
+    return torch.cat((x, torch.zeros((len(x), missing), dtype=x.dtype, device=x.device)), dim=1) if missing else x
 
 
 def _float16(x: Any) -> Any:

@@ -111,7 +111,7 @@ class Loader:
         """The linear on the card; inside of work."""
         weight = self.calls.to_matmul(self.copied(staged["weight"]))
         scale = self.copied(staged["scale"])
-        if not (linear.row_scales and self.calls.scales_rows):
+        if not (linear.row_scales and self.calls.law.multiplies_rows):
             scale = self.calls.pack_scale(scale)
         bias = self.copied(staged["bias"]) if "bias" in staged else None
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)

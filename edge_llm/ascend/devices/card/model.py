@@ -363,7 +363,8 @@ class CardModel:
 
     def _make_counter(self) -> None:
         self._clipped = Clipped(self._torch.zeros(1, dtype=self._torch.int64).to(self._runtime.device))
-        self._counting = replace(self._layers, count=self._clipped.add)
+        look = self._clipped.look if self._layers.calls.law.saturates else self._layers.look
+        self._counting = replace(self._layers, count=self._clipped.add, look=look)
 
 
 def _trouble(hidden: Tensor) -> Tensor:

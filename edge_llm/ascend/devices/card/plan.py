@@ -9,6 +9,7 @@ from edge_llm.ascend.devices.card.model import HEAD_ROWS
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.npu.calls import MASK_SIZE
 from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw
+from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, chunk_attention
 from edge_llm.ascend.npu.runtime import GRAPH_ROWS
 from edge_llm.devices.base import Room
 from edge_llm.formats.layout import TensorRange
@@ -22,6 +23,8 @@ FLOAT_BYTES = 4
 FLOAT16_BYTES = 2
 SCALE_BYTES = 8
 """Of a packed scale."""
+MASK_BYTES = 2 * FLOAT16_BYTES + 1
+"""Of a score: what is compared, the same in float16, and times what it is lowered by."""
 LIVE = 3
 """Float32 copies of a row that an operator's input, its result and what was cast between them take at a time."""
 
@@ -96,11 +99,17 @@ class AscendPlan:
         product = self.law.allocation(columns * rows) + self.law.allocation((SCALE_BYTES + FLOAT_BYTES) * rows)
         return product + self._hot(self.tensors[f"{table}.hot_index"].shape[0], rows) + self._turn(decoder.output)
 
+    def _masks(self) -> int:
+        """Of attention over chunks: one mask for all, or one for each chunk with what it is made of."""
+        if chunk_attention(self.law) == CHUNK_ATTENTION_V2:
+            return FLOAT16_BYTES * MASK_SIZE**2
+        return MASK_BYTES * self.room.window * self.room.lengths[-1] * self.room.positions
+
     def _beside_weights(self) -> int:
         """Keys, tables, activations and graphs."""
         decoder, room = self.decoder, self.room
         ropes = {attention.rope for attention in decoder.attentions}
-        tables = sum(2 * FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + FLOAT16_BYTES * MASK_SIZE**2
+        tables = sum(2 * FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + self._masks()
         blocks = pages_for(room.positions, self.law.page_tokens)
         inputs = FLOAT_BYTES * (decoder.hidden_size + blocks + 4) * (room.lengths[-1] * room.window + sum(GRAPH_ROWS))
         widest = max(width for layer in decoder.layers for width in layer.widths.values())

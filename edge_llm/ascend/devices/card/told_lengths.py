@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.runtime import CaptureRefused, Runtime, run
+from edge_llm.errors import DeviceLost
 
 HEAD = 64
 RECORDED, TOLD = 128, 3
@@ -11,10 +12,21 @@ UNTOLD = "it goes on with the lengths that it was recorded with: driver and CANN
 
 
 def check_told(runtime: Runtime, calls: Calls) -> None:
-    """Have ``runtime`` refuse captures if a graph of attention goes on with the lengths of its capture.
+    """Have ``runtime`` refuse captures if a graph of attention goes on with the lengths of its capture, or fails.
 
-    One head sees keys that are all the same, so it gives the mean of the values, which are 0, 1, 2, ...
+    A card that is lost by it will say so in the first step, as it does when it is lost at any other time.
     """
+    try:
+        if not _goes_by_what_it_is_told(runtime, calls):
+            runtime.capture_refusal = UNTOLD
+    except CaptureRefused:
+        return  # which the runtime keeps in mind
+    except DeviceLost as error:
+        runtime.capture_refusal = error.failure
+
+
+def _goes_by_what_it_is_told(runtime: Runtime, calls: Calls) -> bool:
+    """One head sees keys that are all the same, so it gives the mean of the values, which are 0, 1, 2, ..."""
     import torch
 
     kind = {"device": runtime.device, "dtype": torch.float16}
@@ -40,10 +52,6 @@ def check_told(runtime: Runtime, calls: Calls) -> None:
         graph.replay()
         runtime.copy_out(found, made[0])
 
-    try:
-        graph = runtime.capture(work)
-    except CaptureRefused:
-        return
+    graph = runtime.capture(work)
     run(runtime, again)
-    if not torch.equal(found, torch.full_like(found, (TOLD - 1) / 2)):
-        runtime.capture_refusal = UNTOLD
+    return torch.equal(found, torch.full_like(found, (TOLD - 1) / 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,12 @@ from kernels.layout import unpack_tiles
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+LARGEST = 65504
+"""Of float16."""
+AROUND = ("reciprocal", "hot_index", "hot_weight", "offset", "turn", "row_step")
+"""Arrays of a linear that are as its `CardLinear` calls them."""
 
 
 def load_whole(loader: Loader, layers: Sequence[Layer]) -> Load[NpuLinear]:
@@ -109,11 +116,12 @@ def around_product(linear: Int8Weight, given: Input, calls: Calls) -> tuple[Int8
     arrays: dict[str, np.ndarray] = {"turn": turn_matrix(linear.turn)} if linear.turn else {}
     divisor = np.float32(_turn_divisor(linear.turn))
     if linear.row_scales:
-        steps = 1 if calls.scales_rows else LIMIT
-        arrays["reciprocal"] = np.full(linear.columns, LIMIT, np.float16)
         if linear.bias is not None:
             arrays["row_bias"] = linear.bias.astype(np.float16)
-        return replace(linear, weight_scale=linear.weight_scale * divisor / np.float32(steps)), arrays
+        linear = replace(linear, weight_scale=linear.weight_scale * divisor)
+        step = np.float32(1 if calls.law.multiplies_rows else row_step(linear))
+        arrays |= {} if step == 1 else {"row_step": np.array([step])}
+        return replace(linear, weight_scale=linear.weight_scale / step), arrays
     arrays["reciprocal"] = found = reciprocal(linear, np.float16 if given.is_float16 else np.float32)
     if given.is_float16 and (kept := found[found > 0]).size:  # the scale is what its float16 reciprocal stands for
         linear = replace(linear, input_scale=float(divisor / np.float32(kept[0])))
@@ -122,6 +130,16 @@ def around_product(linear: Int8Weight, given: Input, calls: Calls) -> tuple[Int8
     if len(linear.hot_index):
         arrays |= hot_arrays(linear, calls.law)
     return linear, arrays
+
+
+def row_step(linear: Int8Weight) -> float:
+    """The power of two by which the products of ``linear`` with rows of -127 to 127 are too large for float16, at least 1.
+
+    A product that leaves float16 becomes the largest number in silence, and its row's scale would make it a smaller one.
+    """
+    sums = np.abs(linear.tiles).sum(axis=(1, 3), dtype=np.int64).reshape(-1)[: linear.rows]
+    largest = LIMIT * float((sums * linear.weight_scale).max())
+    return 2.0 ** max(0, math.ceil(math.log2(largest / LARGEST))) if largest else 1.0
 
 
 def hot_arrays(linear: Int8Weight, law: ChipLaw) -> dict[str, np.ndarray]:
@@ -143,11 +161,10 @@ def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardL
 
 def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
     calls = loader.calls
-    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "offset", "turn") if name in staged}
+    others = {name: loader.copied(staged[name]) for name in AROUND if name in staged}
     others |= {name: calls.to_multiply(others[name]) for name in ("hot_weight", "turn") if name in others}
     others |= {"bias": loader.copied(staged["row_bias"])} if "row_bias" in staged else {}
-    product = loader.linear(staged, linear)
-    return CardLinear(product, loader.copied(staged["reciprocal"]), by_rows=linear.row_scales, **others)
+    return CardLinear(loader.linear(staged, linear), by_rows=linear.row_scales, **others)
 
 
 def reciprocal(linear: Int8Weight, kind: Any = np.float32) -> np.ndarray:
@@ -184,7 +201,8 @@ class WholeWeights(CardWeights[NpuLinear]):
 def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice, Int8Weight]]) -> CardLinear:
     """The output matrix, which comes in runs of rows."""
     law = loader.calls.law
-    given = Input(bool(decoder.output.turn), scales_rows(law, behind_swiglu=False))
+    by_rows = scales_rows(law, behind_swiglu=False) and law.multiplies_rows  # else each of its runs had a step of its own
+    given = Input(bool(decoder.output.turn), by_rows)
     columns, rows = law.padded(decoder.output.columns, decoder.output.rows)
     weight, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, np.float32)
     vectors: dict[str, np.ndarray] = {}
