@@ -228,7 +228,7 @@ def test_a_trial_ends_with_the_fork_that_tries_a_grammar(tokenizer):
         child.end()
         slow.exception()  # the pipes are closed under the thread that asks
     assert forks
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(state_of(pid) not in (None, "Z", "X") for pid in forks):  # a signal is not delivered at once
         assert time.monotonic() < until
         time.sleep(0.01)

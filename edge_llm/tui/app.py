@@ -197,8 +197,9 @@ class ChatApp(Stage):
 
     def _last_chat(self) -> Chat | None:
         """The chat that changed last of those with this machine, or with the server that the person names."""
-        server, chats = self.options.settings.server, (found.chat for found in self.session.store.chats(limit=MOST_LOOKED_AT))
-        return next((chat for chat in chats if ChatSettings.from_json(chat.settings).server == server), None)
+        found = self.session.store.chats(limit=MOST_LOOKED_AT, unlisted=True)
+        server = self.options.settings.server
+        return next((one.chat for one in found if ChatSettings.from_json(one.chat.settings).server == server), None)
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class ChatApp(Stage):
 
     async def _count(self, provider: Provider, text: str, attached: Sequence[Attachment]) -> None:
         """Count what is written, off the event loop."""
-        if (text.strip() and parse(text.strip()) is None) or attached:
+        if (text.strip() and parse(text) is None) or attached:
             found = await in_thread(self.typed_tokens.count, provider, text, attached)
         else:
             found = None
@@ -281,7 +282,7 @@ class ChatApp(Stage):
     @on(PromptArea.Sent)
     def sent(self, event: PromptArea.Sent) -> None:
         """A prompt, or a command."""
-        command = parse(event.text.strip())
+        command = parse(event.text)
         if command is None:
             try:
                 self.actions.prompts.take(event.text)
