@@ -14,6 +14,8 @@ from functools import wraps
 
 TURNS = 50
 """Of the event loop, one is late among as many."""
+CALLS = 4
+"""Of SQLite, likewise."""
 
 
 def make_late(most_seconds: float) -> None:
@@ -27,7 +29,7 @@ def make_late(most_seconds: float) -> None:
 
     @wraps(turn)
     def late_turn(loop: asyncio.BaseEventLoop) -> None:
-        if rest.comes():
+        if rest.comes(TURNS):
             time.sleep(rest.seconds())
         turn(loop)
 
@@ -41,10 +43,10 @@ class _Rest:
 
     def seconds(self) -> float:
         """Mostly short, as on a busy machine."""
-        return self._most * self._random.random() ** 3
+        return self._most * self._random.random() ** 8
 
-    def comes(self) -> bool:
-        return self._random.random() * TURNS < 1
+    def comes(self, among: int) -> bool:
+        return self._random.random() * among < 1
 
     def take(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -66,7 +68,8 @@ def _around(work, rest):
 def _late_connection(rest):
     class Late(sqlite3.Connection):
         def execute(self, *args):
-            rest.take()
+            if rest.comes(CALLS):
+                rest.take()
             return super().execute(*args)
 
     return Late

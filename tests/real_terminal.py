@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pyte
 
-SECONDS = 60.0
+SECONDS = 240.0
 """What is waited at most for something to be seen."""
 
 _MODE = re.compile(rb"\x1b\[([?>=<]?)([0-9;]*)([hlum])")

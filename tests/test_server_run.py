@@ -101,7 +101,7 @@ def test_without_patience_the_end_comes_at_once(number):
         reader.start()
         wait_for_requests(url, 8)
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         reader.join()
     assert "shutting down" in found[0] or '"finish_reason":"length"' in found[0]
 
@@ -207,7 +207,7 @@ def test_signals_at_any_moment_of_a_drain_end_it_in_time(delay):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
             time.sleep(delay)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         for reader in readers:
             reader.join()
         silent.close()
