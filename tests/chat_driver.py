@@ -33,7 +33,7 @@ from edge_llm.tui.options import ChatOptions
 SIZE = (100, 40)
 CHARACTERS = {"space": " ", "enter": "\r"}
 """What keys write whose names are longer."""
-MOST_SECONDS = 240.0
+MOST_SECONDS = float(os.environ.get("MS", 240))
 """What a test waits at most; only one that fails does."""
 
 
@@ -133,7 +133,7 @@ class Chat:
         self.app.clear_notifications()
 
     async def until(self, condition):
-        await until(condition, lambda: self.screen)
+        await until(condition, lambda: "\n".join([self.screen, "", *self.notices]))
 
     async def taken(self):
         await taken(self.pilot)

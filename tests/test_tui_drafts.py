@@ -392,6 +392,26 @@ def test_counting_never_holds_up_the_keys(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+def test_the_count_is_that_of_what_is_written_in_whatever_order_counts_come(tmp_path):
+    import threading
+
+    gates = {"first text": threading.Event(), "second": threading.Event()}
+    provider = ScriptedProvider()
+    provider.count_text = lambda text: gates[text].wait(60) and len(text)
+
+    async def talk(chat):
+        for text in gates:
+            await chat.write(text)
+            await chat.until(lambda text=text: (chat.app.typed_tokens._counted or "  ")[1] == text)
+        for text in reversed(gates):
+            gates[text].set()
+            await chat.until(lambda: "+6 tokens" in chat.screen)
+        await chat.settle()
+        assert "+6 tokens" in chat.screen
+
+    drive(talk, tmp_path, provider)
+
+
 # ---- the value
 
 

@@ -266,7 +266,8 @@ class ChatApp(Stage):
             found = await in_thread(self.typed_tokens.count, provider, text, attached)
         else:
             found = None
-        self.session.typed_tokens = found
+        if self.typed_tokens.is_last(provider, text, attached):
+            self.session.typed_tokens = found
 
     async def _see_others(self) -> None:
         """List the chats anew when another terminal has written."""
