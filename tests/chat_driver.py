@@ -21,6 +21,7 @@ os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # read when textual is load
 
 from rich.console import Console
 from scripted_provider import ScriptedCatalogue, ScriptedProvider
+from textual.css.query import NoMatches
 from textual.events import Key
 from textual.widgets import OptionList
 
@@ -32,16 +33,39 @@ from edge_llm.tui.options import ChatOptions
 SIZE = (100, 40)
 CHARACTERS = {"space": " ", "enter": "\r"}
 """What keys write whose names are longer."""
-MOST_SECONDS = 60.0
+MOST_SECONDS = 240.0
 """What a test waits at most; only one that fails does."""
 
 
 async def until(condition, saying=lambda: ""):
-    """Wait until ``condition`` holds."""
+    """Wait until ``condition`` holds; one that looks at a message or a widget that is not there yet does not."""
     end = time.monotonic() + MOST_SECONDS
-    while not condition():
+    while not _holds(condition):
         assert time.monotonic() < end, f"it never came true; {saying()}"
         await asyncio.sleep(0.02)
+
+
+def _holds(condition):
+    try:
+        return condition()
+    except (IndexError, NoMatches):
+        return False
+
+
+async def taken(pilot):
+    """Wait until every message that is under way has been taken; the pilot's own pause ends before that on a busy machine."""
+    end = time.monotonic() + MOST_SECONDS
+    while pilot.app._running and not pilot.app._exit:
+        await pilot.pause()
+        if not unread(pilot.app):
+            return
+        assert time.monotonic() < end, "messages come and come"
+
+
+def unread(app):
+    """Whether a message waits for a widget of ``app``."""
+    widgets = (widget for screen in app.screen_stack for widget in (screen, *screen.walk_children()))
+    return any(pump.message_queue_size for pump in (app, *widgets))
 
 
 class Chat:
@@ -60,6 +84,7 @@ class Chat:
 
     async def press(self, *keys):
         await self.pilot.press(*keys)
+        await self.taken()
 
     def burst(self, *keys):
         """Press ``keys`` at once: none waits for what the one before it does."""
@@ -71,13 +96,13 @@ class Chat:
         area = self.app.prompt.area
         area.focus()
         area.take(text)
-        await self.pilot.pause()
+        await self.taken()
 
     async def send(self, text):
         """Send ``text``, a prompt or a command."""
         await self.write(text)
         self.app.prompt.area.send()
-        await self.pilot.pause()
+        await self.taken()
 
     async def ask(self, text):
         """Send ``text`` and wait for the end of its answer."""
@@ -96,7 +121,7 @@ class Chat:
         """Turn the mouse wheel over the transcript: ``event`` is `MouseScrollUp` or `MouseScrollDown`."""
         for _ in range(times):
             await self.pilot._post_mouse_events([event], widget=self.transcript)
-        await self.pilot.pause()
+        await self.taken()
 
     async def resize(self, width, height):
         await self.pilot.resize_terminal(width, height)
@@ -108,7 +133,10 @@ class Chat:
         self.app.clear_notifications()
 
     async def until(self, condition):
-        await until(condition, lambda: self.screen)
+        await until(condition, lambda: "\n".join([self.screen, "", *self.notices]))
+
+    async def taken(self):
+        await taken(self.pilot)
 
     async def settle(self):
         """Wait until what is under way has been done and drawn, and what the app's clock would show next."""
@@ -119,7 +147,8 @@ class Chat:
             assert time.monotonic() < end, f"it never came to rest; {self.screen}"
             await self.pilot._wait_for_screen()
             screen = self.app.screen
-            quiet = 0 if self.works or screen._layout_required or screen._scroll_required or screen._callbacks else quiet + 1
+            drawn = not (screen._layout_required or screen._scroll_required or screen._callbacks)
+            quiet = quiet + 1 if drawn and not (self.works or unread(self.app)) else 0
             await self.pilot.pause()
 
     @property

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helper modules
 
+if DELAY := os.environ.get("EDGE_LLM_TEST_DELAY"):
+    from late import make_late
+
+    make_late(float(DELAY) / 1000)
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RUST_BACKTRACE", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other

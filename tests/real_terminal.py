@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pyte
 
-SECONDS = 60.0
+SECONDS = 240.0
 """What is waited at most for something to be seen."""
 
 _MODE = re.compile(rb"\x1b\[([?>=<]?)([0-9;]*)([hlum])")
@@ -156,7 +156,7 @@ class Terminal:
             while not (result := found()):
                 left = until - time.monotonic()
                 assert left > 0 and not self._over, f"{what!r} is not to be seen{' any more' * self._over} on\n{self._text()}"
-                self._changed.wait(left)
+                self._changed.wait(min(left, 0.1))
             return result
 
     # -- what the person does -----------------------------------------------------------------------------------------

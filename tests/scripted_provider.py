@@ -21,7 +21,7 @@ from edge_llm.providers.base import Ended, Facts, Figures, ModelRow
 from edge_llm.talk.pieces import Said, Thought
 
 FIGURES = Figures(12, 4, 3, 0.25, 100.0, 50.0, 2, 1)
-MOST_SECONDS = 60.0
+MOST_SECONDS = 240.0
 """What a step waits at most for a `threading.Event`: a test that forgot it fails and does not hang."""
 
 

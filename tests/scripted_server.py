@@ -13,7 +13,7 @@ import queue
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 class Answer:

@@ -45,14 +45,14 @@ def serving(host, **options):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "the server ends when asked to"
 
 
 @contextlib.contextmanager
 def client_of(host, **options):
     """An httpx client of a server of ``host``."""
-    with serving(host, **options) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with serving(host, **options) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -79,7 +79,7 @@ class HandService:
         for stream in self.streams:
             stream.cancel()
 
-    def wait_for(self, count=1, seconds=5.0):
+    def wait_for(self, count=1, seconds=60.0):
         until = time.monotonic() + seconds
         while len(self.streams) < count:
             assert time.monotonic() < until, "no request came"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from writing_store import WritingStore
 
 from edge_llm.chats.database import APPLICATION, MIGRATIONS
-from edge_llm.chats.drafts import Draft, Drafts
+from edge_llm.chats.drafts import Draft, Drafts, begins_command
 from edge_llm.chats.export import as_json, from_json
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
@@ -40,7 +40,7 @@ def opened(path):
     """Opens the file of the test; what it opened is closed at the end."""
     stores = []
 
-    def open_it(timeout=5.0):
+    def open_it(timeout=60.0):
         store, notice = WritingStore.open(path, timeout)
         stores.append(store)
         open_it.notice = notice
@@ -345,7 +345,7 @@ ADDER = """
 import sys, time
 from pathlib import Path
 from writing_store import WritingStore
-store, _ = WritingStore.open(Path(sys.argv[1]))
+store, _ = WritingStore.open(Path(sys.argv[1]), 60)
 chat = int(sys.argv[2]) or store.begin({}).id
 parent = None
 for number in range(int(sys.argv[3])):
@@ -360,7 +360,7 @@ def test_a_message_that_was_added_survives_kill_9(path, opened):
     child = run_python(ADDER, path, 0, 3, "mine", "stay")
     ids = [tuple(map(int, child.stdout.readline().split())) for _ in range(3)]
     child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     store = opened()
     assert [(message.chat, message.id) for message in store.messages(ids[0][0])] == ids
     assert store.chat(ids[0][0]).leaf == ids[-1][1]
@@ -388,7 +388,7 @@ OPENER = """
 import sys
 from pathlib import Path
 from writing_store import WritingStore
-store, notice = WritingStore.open(Path(sys.argv[1]))
+store, notice = WritingStore.open(Path(sys.argv[1]), 60)
 message = store.add(store.begin({}).id, None, "user", sys.argv[2])
 print(bool(notice), flush=True)
 """
@@ -696,7 +696,7 @@ def killed_after(path, count):
     for _ in range(count):
         child.stdout.readline()
     child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     return path.with_name(path.name + "-wal").read_bytes()
 
 
@@ -807,6 +807,40 @@ def test_a_chat_of_a_draft_alone_goes_with_it_and_one_that_was_named_stays(path)
         chat.save()
         assert [each.chat.title for each in store.chats()] == ([title] if title else [])
         assert chat.saved
+    store.close()
+
+
+def lines_of(drafts):
+    """What waits to be sent is joined when it is read, line by line."""
+    return {line for text in drafts.texts for line in text.split("\n") if line.strip()}
+
+
+_TYPED = st.sampled_from(["", " ", "/", "/search birne", " /title", "/?", "/etc/birne", "half a prompt", "birne"])
+_DRAFTS = st.builds(Draft, _TYPED, st.sampled_from([(), (Attachment("birne.txt", "inside"),)]))
+
+
+@given(st.builds(Drafts, *[_DRAFTS] * 2, st.lists(_DRAFTS).map(tuple), st.lists(_TYPED).map(tuple)))
+def test_a_chat_of_drafts_is_listed_and_found_by_all_but_commands(drafts):
+    """And nothing else is lost: read again, the chat has what was written."""
+    store = ChatStore.in_memory()
+    chat = OpenChat.new(store, {})
+    chat.set_drafts(drafts)
+    chat.save()
+    commands = all(begins_command(text) for text in drafts.texts) and not any(
+        each.attachments for each in (drafts.draft, drafts.aside, *drafts.queued)
+    )
+    assert chat.drafts.are_commands == commands
+    assert len(store.chats()) == (not commands)
+    assert len(store.chats(unlisted=True)) == bool(drafts)
+    assert not any(begins_command(found.chat.title) for found in store.chats())
+    for word in ("/search", "birne", "half"):
+        assert all(not begins_command(found.chat.title) for found in store.chats(word))
+    if drafts:
+        again = OpenChat.read(store, chat.chat.id)
+        assert lines_of(again.drafts) == lines_of(drafts)
+        again.add("user", "what is said", parent=None)
+        again.save()
+        assert [found.chat.title for found in store.chats()] == ["what is said"]
     store.close()
 
 

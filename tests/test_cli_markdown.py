@@ -188,7 +188,8 @@ def stream(self, request):
     for at in range(0, len(TEXT), 7):
         yield Delta(TEXT[at:at + 7])
     if WAITS:
-        time.sleep(60)
+        open(WAITS, "w").close()
+        time.sleep(600)
     yield Delta("", finish=Finish("stop", Usage(1, 1, 0), Timings(1.0, 1.0, 1.0, 1.0, 1.0)))
 
 Engine.stream = stream
@@ -197,8 +198,8 @@ main(["run", "builtin", "hi", *sys.argv[1:]])
 TEXT = "# Title\n\nA **bold** word and List<String>.\n\n- one\n- two\n\n```python\nprint(1)\n```\nlast **word** of it"
 
 
-def says(*arguments, text=TEXT, waits=False, **environment):
-    script = f"TEXT = {text!r}\nWAITS = {waits}\n{SAYS}"
+def says(*arguments, text=TEXT, waits="", **environment):
+    script = f"TEXT = {text!r}\nWAITS = {waits!r}\n{SAYS}"
     return Terminal(command=[sys.executable, "-c", script, *arguments], columns=60, rows=30, **environment)
 
 
@@ -227,15 +228,16 @@ def test_run_leaves_the_text_alone_where_it_is_asked_to(way):
 
 
 def test_run_in_a_pipe_prints_what_was_said():
-    script = f"TEXT = {TEXT!r}\nWAITS = False\n{SAYS}"
+    script = f"TEXT = {TEXT!r}\nWAITS = None\n{SAYS}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (0, TEXT + "\n")
 
 
-def test_ctrl_c_leaves_what_was_said_and_a_sane_terminal():
-    with says(text="Some **bold and `open", waits=True) as terminal:
-        terminal.wait_for("Some")
-        time.sleep(0.5)
+def test_ctrl_c_leaves_what_was_said_and_a_sane_terminal(tmp_path):
+    """All of it has come when its writer waits."""
+    waits = tmp_path / "waits"
+    with says(text="Some **bold and `open", waits=str(waits)) as terminal:
+        terminal.wait_for(lambda text: "Some" in text and waits.exists())
         terminal.signal(signal.SIGINT)
         assert terminal.wait_end() == 130
         assert "Some **bold and `open" in terminal.text

@@ -40,7 +40,7 @@ def start(arguments, **options):
     )
 
 
-def finished(process, seconds=20):
+def finished(process, seconds=120):
     """(exit code, stderr) of a process that ends by itself."""
     try:
         _, error = process.communicate(timeout=seconds)
@@ -90,9 +90,9 @@ class Late:
         signal.raise_signal(signal.SIGINT)
         time.sleep(0)
 Late()
-time.sleep(20)
+time.sleep(120)
 """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
@@ -100,14 +100,14 @@ def test_who_ignores_ctrl_c_goes_on_doing_so():
     """As under `nohup`, or in the background of a script."""
     script = "import signal; from edge_llm.cli import process; process.prepare(); signal.raise_signal(2); process.leave(7)"
     command = [sys.executable, "-c", script]
-    ignoring = subprocess.run(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), timeout=10)
+    ignoring = subprocess.run(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), timeout=60)
     assert ignoring.returncode == 7
 
 
 def in_shell(command, **options):
     """(exit code, stderr) of ``edge-llm command`` in a shell, which can close streams."""
     line = ["bash", "-c", f"exec {sys.executable} -m edge_llm {command}"]
-    found = subprocess.run(line, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=30, **options)
+    found = subprocess.run(line, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, **options)
     return found.returncode, found.stderr
 
 
@@ -138,11 +138,11 @@ def test_the_end_does_not_wait_for_other_threads():
     script = """
 import threading, time
 from edge_llm.cli import process
-threading.Thread(target=lambda: time.sleep(30)).start()
+threading.Thread(target=lambda: time.sleep(120)).start()
 print("kept", end="")
 process.leave(5)
 """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, env=os.environ)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=os.environ)
     assert (found.returncode, found.stdout) == (5, "kept")
 
 

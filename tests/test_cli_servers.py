@@ -83,7 +83,7 @@ def test_stop_lets_answers_end_unless_it_is_to_be_now(call):
         asking = other.submit(httpx.post, f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 900}, timeout=60)
         wait_for_requests(url, 1)
         assert call("stop")[0] == 0
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         text = asking.result().text
     assert text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in text
     with served("--drain", "60", "--quiet") as (process, url), ThreadPoolExecutor(1) as other:
@@ -91,8 +91,8 @@ def test_stop_lets_answers_end_unless_it_is_to_be_now(call):
         wait_for_requests(url, 16)
         began = time.monotonic()
         assert call("stop", "--now")[0] == 0
-        assert process.wait(20) == 0
-        assert time.monotonic() - began < 15
+        assert process.wait(60) == 0
+        assert time.monotonic() - began < 50
 
 
 def test_a_killed_server_is_forgotten(call):

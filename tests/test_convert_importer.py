@@ -675,13 +675,13 @@ def test_of_imports_at_once_one_has_the_name(tiny_model: Callable[..., Path]) ->
         def meet(stage: str, done: int, total: int) -> None:
             if (stage, done) == ("output", 0):
                 reached.append(index)
-                over.wait(timeout=30)
+                over.wait(timeout=120)
 
         try:
             results[index] = import_model(folders[index], "m", progress=meet)
         except EdgeLLMError as error:
             results[index] = error
-            over.wait(timeout=30)
+            over.wait(timeout=120)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
     for thread in threads:

@@ -88,9 +88,8 @@ def test_cancelling_a_running_request_ends_it_soon(engine, service):
     deltas = iter(stream)
     next(deltas)
     stream.cancel()
-    started = time.perf_counter()
-    assert collect(deltas).finish.reason == "cancelled"
-    assert time.perf_counter() - started < 0.25
+    finish = collect(deltas).finish
+    assert (finish.reason, finish.usage.completion_tokens < 900) == ("cancelled", True)
 
 
 def test_cancelling_a_waiting_request_ends_it_at_once(engine, service):
@@ -141,9 +140,7 @@ def test_closing_lets_answers_end_and_refuses_new_ones(engine):
 def test_closing_without_patience_cancels_all(engine):
     service = BatchingService(engine)
     streams = [service.submit(long(engine)) for _ in range(3)]
-    started = time.perf_counter()
     service.close(drain_seconds=0.0)
-    assert time.perf_counter() - started < 1.0
     assert [collect(stream).finish.reason for stream in streams] == ["cancelled"] * 3
 
 
@@ -163,14 +160,17 @@ def test_embeddings_are_unit_vectors_that_do_not_depend_on_company(engine, servi
     assert np.allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
 
 
-def test_cancelling_embeddings_stops_the_work(engine, service):
-    job = service.embed([[5] * 500] * 500)
-    while not service.running:
+def test_cancelling_embeddings_stops_the_work(engine, service, monkeypatch):
+    steps, run = [], engine.runner.run
+    monkeypatch.setattr(engine.runner, "run", lambda *args, **options: steps.append(1) or run(*args, **options))
+    job = service.embed([[5] * 500] * 5000)
+    while not steps:
         time.sleep(0.001)
     job.cancel()
-    started = time.perf_counter()
     assert collect(service.submit(ask(engine))).finish.reason == "length"
-    assert time.perf_counter() - started < 0.5
+    while service.running or service.waiting:
+        time.sleep(0.001)
+    assert len(steps) < 2000, "each of 5,000 texts takes a step"
 
 
 def test_a_loop_that_ended_early_harms_nobody(engine, service):
@@ -243,7 +243,7 @@ def test_a_worker_outlives_whatever_is_raised_in_its_steps(engine, monkeypatch, 
 
         patch.setattr(owner, name, fail)
         streams = [service.submit(request), service.submit(request)]
-        assert raised.wait(10)
+        assert raised.wait(60)
         ends = [end_of(stream) for stream in streams]
     expected = engine.answer(request).text
     assert all(isinstance(end, Exception) or end == expected for end in ends)

@@ -61,7 +61,7 @@ def test_places_are_what_stands_in_double_braces(text):
 def test_places_are_looked_for_once(begins, part):
     """A prompt as large as one may be takes no longer by its form: the slowest old one took hours."""
     text = begins + part * (MOST_BYTES // len(part))
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     PLACE.sub("x", text)
     assert time.monotonic() < until
 

@@ -29,7 +29,7 @@ for step in running:
 """
 
 
-def wait_until(done, seconds=30.0):
+def wait_until(done, seconds=120.0):
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until, "it took too long"

@@ -196,7 +196,7 @@ def test_cancelled_while_the_question_is_prepared(provider, monkeypatch):
 
     def slow_request(ask):
         begun.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return LocalProvider.request(provider, ask)
 
     async def stopped():
@@ -228,7 +228,7 @@ def test_a_task_that_is_cancelled_stops_the_generation(engine, provider):
         while provider._service.running:
             await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(stopped(), 20))
+    asyncio.run(asyncio.wait_for(stopped(), 120))
     assert_pages_free(engine)
 
 
@@ -239,7 +239,7 @@ def test_an_iteration_that_is_left_stops_the_generation(provider):
         while provider._service.running:
             await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(left(), 20))
+    asyncio.run(asyncio.wait_for(left(), 120))
 
 
 # ---- errors

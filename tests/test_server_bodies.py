@@ -238,10 +238,10 @@ def test_a_prompt_that_just_fits_is_answered_and_the_answer_cut(client):
     assert answer["usage"]["completion_tokens"] == 1
 
 
-def test_two_megabytes_of_one_letter_are_refused_without_tokenizing(client):
+def test_two_megabytes_of_one_letter_are_refused_without_tokenizing(client, engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *args, **options: pytest.fail("it is tokenized"))
     response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a" * 2_000_000}]})
     assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert response.elapsed.total_seconds() < 1.0
 
 
 # ---- completions, embeddings and the rest

@@ -20,7 +20,7 @@ def test_health_says_ok_when_all_graphs_are_recorded(tmp_path):
     try:
         url = next(found[0] for line in server.stderr if (found := re.search(r"http://[^/]+", line)))
         stages, until = [], time.monotonic() + 60
-        while (reply := httpx.get(f"{url}/health", timeout=20)).status_code != 200:
+        while (reply := httpx.get(f"{url}/health", timeout=60)).status_code != 200:
             assert time.monotonic() < until and server.poll() is None
             stages.append(reply.json()["progress"]["stage"])
             time.sleep(0.002)

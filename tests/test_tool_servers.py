@@ -37,7 +37,7 @@ def small():
 
 
 def ends(pid):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -112,9 +112,12 @@ def test_a_call_can_be_stopped_and_its_server_ends(small):
 
     thread = threading.Thread(target=call)
     thread.start()
-    time.sleep(0.3)
-    small.stop()
-    thread.join(20)
+    for _ in range(20):  # the first may come before the call has begun
+        time.sleep(0.3)
+        small.stop()
+        thread.join(3)
+        if not thread.is_alive():
+            break
     assert not thread.is_alive() and "its process ended" in failures[0]
     assert ends(pid)
     assert small.call("add", {"a": 1, "b": 1}).text == "2"
@@ -230,7 +233,7 @@ def test_a_server_over_http():
     )
     process = ServerProcess(ToolServer("web", url=f"http://127.0.0.1:{port}/mcp"))
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             with socket.socket() as knock:
                 if knock.connect_ex(("127.0.0.1", port)) == 0:

@@ -13,7 +13,7 @@ import pytest
 SCRIPT = str(Path(__file__).with_name("tool_server.py"))
 FAMILY = 4
 """Processes of a stubborn server: itself, two children, and one that has left its session."""
-SECONDS = 10.0
+SECONDS = 120.0
 OWNER = """
 import sys, threading, time
 from edge_llm.errors import Unavailable

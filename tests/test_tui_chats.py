@@ -331,7 +331,7 @@ def test_an_empty_chat_leaves_nothing_behind(tmp_path):
             await chat.press(key)
         for command in ("/branch", "/delete"):
             await chat.send(command)
-            await chat.pilot.pause()
+            await chat.taken()
         await chat.press("n")
         await chat.settle()
         assert chat.titles == []

@@ -66,7 +66,7 @@ def open_screens(monkeypatch):
     """A question is open, and its worker waits: there is nothing else to wait for."""
 
     async def settle_but_open(self):
-        await self.pilot.pause()
+        await self.taken()
 
     monkeypatch.setattr("chat_driver.Chat.settle_but_open", settle_but_open, raising=False)
 

@@ -192,6 +192,71 @@ def test_a_draft_is_kept_where_the_disk_refuses_it_until_it_does_not(tmp_path, m
     drive(talk, tmp_path)
 
 
+# ---- commands that are being typed
+
+
+@pytest.mark.parametrize("command", ["/search birne", "/", "/title", "/no such command", "/system first\nsecond"])
+def test_a_command_that_is_being_typed_neither_makes_nor_names_a_chat_and_is_there_after_a_restart(tmp_path, command):
+    """Whatever the pause in typing it: `settle` lets the clock of drafts go on."""
+
+    async def talk(chat):
+        await chat.ask("Die Birne fiel")
+        await chat.send("/new")
+        await chat.send("/chats")
+        await chat.settle()
+        for typed in ("half a prompt about a birne", command):
+            await chat.write(typed)
+            await chat.settle()
+        assert chat.titles[1:] in ([], [""]), "the draft of before named it"
+        chat.app.chat_list.look_for("birne")
+        await chat.settle()
+        await chat.until(lambda: len(chat.listed) == 1)
+        await chat.write("")
+        await chat.settle()
+        assert chat.titles == ["Die Birne fiel"]
+        await chat.write(command)
+        await chat.settle()
+        assert chat.titles == ["Die Birne fiel"]
+        await chat.app.action_command("quit")
+        await chat.settle()
+
+    async def again(chat):
+        assert (chat.typed, chat.said) == (command, [])
+        await chat.send("/chats")
+        await chat.settle()
+        assert len(chat.listed) == 1
+        await chat.until(lambda: chat.titles == ["Die Birne fiel"])
+
+    drive(talk, tmp_path)
+    drive(again, tmp_path)
+
+
+def test_up_reaches_a_command_that_stood_in_the_prompt_of_an_empty_chat(tmp_path):
+    async def talk(chat):
+        await chat.write("/search birne")
+        await chat.press("ctrl+n")
+        await chat.settle()
+        assert (chat.typed, chat.titles) == ("", [])
+        await chat.press("up")
+        assert chat.typed == "/search birne"
+
+    drive(talk, tmp_path)
+
+
+def test_a_command_in_the_prompt_of_a_chat_is_kept_with_it(tmp_path):
+    async def talk(chat):
+        await chat.ask("Hello")
+        await chat.write("/export md")
+        await chat.until(lambda: rows(chat.path, "SELECT body FROM drafts"))
+        await chat.press("ctrl+n")
+        await chat.settle()
+        assert chat.titles == ["Hello"]
+        await chat.session.open(rows(chat.path, "SELECT id FROM chats")[0][0])
+        assert chat.typed == "/export md"
+
+    drive(talk, tmp_path)
+
+
 # ---- prompts that wait
 
 
@@ -323,6 +388,26 @@ def test_counting_never_holds_up_the_keys(tmp_path):
         assert chat.typed == "slow to count!?"
         gate.set()
         await chat.until(lambda: "+15 tokens" in chat.screen)
+
+    drive(talk, tmp_path, provider)
+
+
+def test_the_count_is_that_of_what_is_written_in_whatever_order_counts_come(tmp_path):
+    import threading
+
+    gates = {"first text": threading.Event(), "second": threading.Event()}
+    provider = ScriptedProvider()
+    provider.count_text = lambda text: gates[text].wait(60) and len(text)
+
+    async def talk(chat):
+        for text in gates:
+            await chat.write(text)
+            await chat.until(lambda text=text: (chat.app.typed_tokens._counted or "  ")[1] == text)
+        for text in reversed(gates):
+            gates[text].set()
+            await chat.until(lambda: "+6 tokens" in chat.screen)
+        await chat.settle()
+        assert "+6 tokens" in chat.screen
 
     drive(talk, tmp_path, provider)
 

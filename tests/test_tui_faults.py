@@ -1,5 +1,6 @@
 """What goes wrong under the full-screen chat: engine, disk and database fail; the chat stays, and nothing is lost."""
 
+import asyncio
 import sqlite3
 
 import pytest
@@ -190,6 +191,25 @@ def test_one_goes_on_writing_while_the_database_lets_wait(tmp_path):
         await chat.until(lambda: len(chat.stored) == 2)
 
     drive(talk, tmp_path, open_store=held)
+
+
+def test_saving_again_waits_for_the_try_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_llm.tui.app.SAVE_AGAIN_SECONDS", 0.01)
+    tries, gate = [], asyncio.Event()
+
+    async def save_all():
+        tries.append(len(tries))
+        await gate.wait()
+
+    async def talk(chat):
+        monkeypatch.setattr(chat.session, "save_all", save_all)
+        await chat.until(lambda: tries)
+        await asyncio.sleep(0.2)
+        assert tries == [0]
+        gate.set()
+        await chat.until(lambda: len(tries) > 1)
+
+    drive(talk, tmp_path)
 
 
 def test_leaving_with_a_chat_that_cannot_be_saved_is_possible(tmp_path):

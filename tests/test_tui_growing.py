@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from chat_driver import drive
+from chat_driver import drive, taken
 from textual.app import App
 from textual.containers import Vertical
 from textual.css.stylesheet import Stylesheet
@@ -71,12 +71,12 @@ def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, mo
                 step = cut.randint(most // 2 + 1, most)
                 await grows.write(text[at : at + step])
                 at += step
-            await pilot.pause()
+            await taken(pilot)
             pieces = grows.query_children(Markdown)
             assert len(pieces) > 1
             assert "".join(one.source for one in pieces) == text
             await grows.finish(text)
-            await pilot.pause()
+            await taken(pilot)
             assert len(grows.children) == 1
             assert shape(grows.children[0]) == shape(whole)
 
@@ -96,7 +96,7 @@ def test_a_paragraph_without_end_is_cut_and_nothing_is_lost(letter, monkeypatch)
             await page.mount(grows)
             for at in range(0, len(text), 70):
                 await grows.write(text[at : at + 70])
-            await pilot.pause()
+            await taken(pilot)
             assert len(grows.query_children(Markdown)) > 1
             assert "".join(one.source for one in grows.query_children(Markdown)) == text
 
@@ -128,7 +128,7 @@ def test_code_that_is_cut_stays_code_and_ends_where_it_ends(begin, end, most, mo
             await page.mount(grows, whole)
             for at in range(0, len(text), 70):
                 await grows.write(text[at : at + 70])
-            await pilot.pause()
+            await taken(pilot)
             assert (len(grows.children) > 5) == (most == 150)
             assert code_and_words(grows) == code_and_words(whole)
 
@@ -147,7 +147,7 @@ def test_a_long_text_whose_drawn_part_begins_in_code_draws_it_as_code(monkeypatc
             await page.mount(whole, finished)
             await finished.finish(text)
             await finished.write(" More.")
-            await pilot.pause()
+            await taken(pilot)
             code, words, headings = code_and_words(whole)
             assert (words, headings) == (["Behind."], 0)
             assert code == [line for line in CODE.splitlines() if line][-len(code) :] != []
@@ -235,7 +235,7 @@ def test_a_long_text_costs_a_bounded_number_of_widgets(monkeypatch):
             await grows.finish(text)
             again = GrowingText(text)
             await page.mount(again)
-            await pilot.pause()
+            await taken(pilot)
             assert seen(grows) == seen(again) == (parts(text)[0], [parts(text)[1]])
 
     asyncio.run(main())

@@ -141,7 +141,7 @@ def test_of_models_notes_and_errors(tmp_path):
         await chat.press("f4")
         await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and "[red]x" in chat.screen)
         await chat.press("down", "enter")
-        await chat.pilot.pause()
+        await chat.taken()
         await chat.press("escape")
         await chat.write("/model ")
         await chat.until(lambda: chat.completions)

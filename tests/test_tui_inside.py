@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from chat_driver import taken
 from serving import builtin_engine
 from textual.app import App
 from textual.screen import Screen
@@ -68,12 +69,12 @@ def seen_in(inside, size, *, feed=lambda panel: None, theme=None):
     async def run():
         app = Scripted(inside)
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
+            await taken(pilot)
             if theme:
                 app.theme = theme
             feed(app.panel)
             app.panel.poll()
-            await pilot.pause()
+            await taken(pilot)
             assert all(strip.cell_length == app.panel.scrollable_content_region.width for strip in app.panel._strips)
             app.export_screenshot()
             return text_of(app.panel)
@@ -147,7 +148,7 @@ def test_a_look_that_fails_is_told_and_the_next_one_counts():
     async def run():
         app = Scripted(RuntimeError("out\x1b[31m of order"))
         async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause()
+            await taken(pilot)
             said = text_of(app.panel)
             assert "cannot be looked into" in said and "\x1b" not in said
             app.inside = INSIDE
@@ -204,9 +205,9 @@ def test_only_lines_that_changed_are_drawn_again(monkeypatch):
     async def run():
         app = Scripted(INSIDE)
         async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause()
+            await taken(pilot)
             app.panel.poll()
-            await pilot.pause()
+            await taken(pilot)
             monkeypatch.setattr(app.panel, "refresh", lambda *regions, **options: refreshed.append(regions))
             app.inside = replace(INSIDE, counters=replace(INSIDE.counters))
             app.panel.poll()
@@ -223,7 +224,7 @@ def test_it_can_be_scrolled_where_it_does_not_fit():
     async def run():
         app = Scripted(INSIDE)
         async with app.run_test(size=(40, 12)) as pilot:
-            await pilot.pause()
+            await taken(pilot)
             app.panel.focus()
             await pilot.press("end")
             await pilot.pause(0.5)
@@ -249,7 +250,7 @@ def test_pages_of_a_running_answer_are_seen():
         app = Scripted(None)
         app.look = lambda: look(engine)
         async with app.run_test(size=(100, 40)) as pilot:
-            await pilot.pause()
+            await taken(pilot)
             said = text_of(app.panel)
             assert "npu" in said and "running 1, 0 waiting" in said
             pages = look(engine).pages

@@ -306,7 +306,7 @@ async def drag(chat, widget, start, end):
     await chat.pilot.mouse_down(widget, offset=start)
     await chat.pilot.hover(widget, offset=end)
     await chat.pilot.mouse_up(widget, offset=end)
-    await chat.pilot.pause()
+    await chat.taken()
 
 
 def test_what_the_mouse_selects_is_copied_when_it_is_released(tmp_path):
@@ -422,7 +422,7 @@ def test_up_walks_through_a_long_message_before_it_goes_on(tmp_path):
         seen = [chat.transcript.scroll_y]
         while focused(chat) == 1:
             await chat.press("up")
-            await chat.pilot.pause()
+            await chat.taken()
             seen.append(chat.transcript.scroll_y)
         assert focused(chat) == 2 and len(seen) > 3 and seen == sorted(seen, reverse=True)
         assert chat.transcript.views()[0].region.y >= chat.transcript.region.y
@@ -436,7 +436,7 @@ def test_scrolling_to_the_top_brings_what_is_before(way, tmp_path):
         for number in range(40):
             chat.session.chat.add("user", f"Prompt {number}", parent=chat.session.chat.chat.leaf)
         await chat.session.show(chat.session.chat)
-        await chat.pilot.pause()
+        await chat.taken()
         assert len(chat.transcript.views()) < 30
         if way == "up":
             await chat.press("tab")
@@ -444,7 +444,7 @@ def test_scrolling_to_the_top_brings_what_is_before(way, tmp_path):
             if len(chat.transcript.views()) == 40:
                 break
             await (chat.wheel(MouseScrollUp, 5) if way == "wheel" else chat.press(way))
-            await chat.pilot.pause()
+            await chat.taken()
         assert len(chat.transcript.views()) == 40 and not chat.transcript.query("#earlier")
 
     drive(talk, tmp_path, size=(80, 24))

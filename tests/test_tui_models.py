@@ -30,7 +30,7 @@ def two_models(**more):
 async def open_picker(chat):
     await chat.press("f4")
     await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
-    await chat.pilot.pause()
+    await chat.taken()
 
 
 def test_the_picker_says_what_one_must_know_of_a_model(tmp_path):
@@ -128,7 +128,7 @@ def test_an_unknown_name_is_told_and_keeps_the_dialog_open(tmp_path):
         await chat.press(*"gemma9", "enter")
         await chat.until(lambda: "no model `gemma9` in this list; type a hub id" in chat.screen)
         await chat.press("enter", "enter")
-        await chat.pilot.pause()
+        await chat.taken()
         assert isinstance(chat.app.screen, ModelPicker) and catalogue.fetched == []
         await chat.press(*["backspace"] * 6)
         await chat.press(*"second", "enter")

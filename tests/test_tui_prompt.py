@@ -89,11 +89,11 @@ def test_a_burst_of_letters_and_edits_writes_what_slow_typing_writes(tmp_path, f
             for key in keys:
                 chat.app.post_message(Key(key, EDITS.get(key, key)))
                 if pause:
-                    await chat.pilot.pause()
-            await chat.pilot.pause()
+                    await chat.taken()
+            await chat.taken()
             written.append(area.text if field == "prompt" else area.value)
             area.clear()
-            await chat.pilot.pause()
+            await chat.taken()
         assert written[0] == written[1] != ""
 
     drive(talk, tmp_path)
@@ -112,7 +112,7 @@ def test_what_is_not_sent_comes_back_before_what_is_typed_meanwhile(tmp_path, te
         await chat.write(text)
         chat.burst("enter", *"more", "left", "X")
         await chat.until(lambda: len(chat.notices) == 1)
-        await chat.pilot.pause()
+        await chat.taken()
         assert chat.typed == f"{text}morXe"
         await chat.press("enter", "Y")
         await chat.until(lambda: len(chat.notices) == 2)
@@ -134,7 +134,7 @@ def test_a_burst_that_passes_completions_does_what_its_letters_say(tmp_path, lin
         for char in line:
             chat.app.screen.post_message(Key("space" if char == " " else char, char))
         chat.app.screen.post_message(Key("enter", "\r"))
-        await chat.pilot.pause()
+        await chat.taken()
         await chat.until(lambda: chat.typed == "")
         await chat.until(lambda: not chat.works or len(chat.app.screen_stack) > 1)  # a list of models waits for its choice
 
@@ -364,7 +364,7 @@ def test_a_key_that_opens_something_opens_it_once(tmp_path):
             await chat.press(key)
             await chat.until(lambda many=many: isinstance(chat.app.screen, many))
             await chat.press("f4", "f5", "f2")
-            await chat.pilot.pause()
+            await chat.taken()
             assert len(chat.app.screen_stack) == 2
             await chat.press("escape")
             await chat.until(lambda: len(chat.app.screen_stack) == 1)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from chat_driver import taken
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from test_talk_markdown import ANY_TEXT, DOCUMENTS, shown
@@ -51,10 +52,10 @@ async def write(grows, text, cuts):
 
 async def seen(page, pilot):
     """Every sign on the screen, with those of code that goes on beyond its edge."""
-    await pilot.pause()
+    await taken(pilot)
     code = "".join(block.code for block in page.query(CodeBlock))
     page.query("#code-content").set(display=False)
-    await pilot.pause()
+    await taken(pilot)
     return shown(code + "\n".join(strip.text for strip in page.screen._compositor.render_strips()))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import Attachment
 
 MOST_OTHERS = 50
@@ -61,6 +62,21 @@ class Drafts:
         drafts = (self.draft, self.aside, *self.queued)
         return [text for text in (*self.others, *(each.text for each in drafts)) if text.strip()]
 
+    @property
+    def are_commands(self) -> bool:
+        """Whether all of it is commands that are being typed."""
+        drafts = (self.draft, self.aside, *self.queued)
+        return not any(each.attachments or each.edits for each in drafts) and all(map(begins_command, self.texts))
+
+    @property
+    def title(self) -> str:
+        """The title of a chat that has these drafts and no message; empty where they are commands, which name nothing."""
+        if self.are_commands:
+            return ""
+        first = self.aside if self.draft.edits else self.draft
+        said = (text for text in (first.text, *self.texts) if text.strip() and not begins_command(text))
+        return title_of(next(said, UNTITLED))
+
     def as_json(self) -> str:
         """All of it, for the file of chats."""
         parts: dict[str, Any] = {"draft": _record(self.draft), "aside": _record(self.aside), "others": list(self.others)}
@@ -78,6 +94,23 @@ class Drafts:
         queued = tuple(draft for draft in map(_draft, _list(parts.get("queued"))) if draft)
         others = tuple(text for text in _list(parts.get("others")) if isinstance(text, str))
         return cls(_draft(parts.get("draft")), _draft(parts.get("aside")), queued, others)
+
+
+def command_in(text: str) -> tuple[str, str] | None:
+    """The name and the argument of the command that ``text`` is; None for a text that is no command.
+
+    A text like `/etc/hosts is a file` is no command: a name has letters only, or is `?`.
+    """
+    line = text.strip()
+    if not line.startswith("/"):
+        return None
+    name, _, argument = line[1:].partition(" ")
+    return (name, argument.strip()) if name.isalpha() or name == "?" else None
+
+
+def begins_command(text: str) -> bool:
+    """Whether ``text`` is a command, or the `/` that begins one."""
+    return text.strip() == "/" or command_in(text) is not None
 
 
 def joined(drafts: Iterable[Draft]) -> Draft:

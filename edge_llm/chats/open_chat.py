@@ -41,7 +41,7 @@ class OpenChat:
         self._last_id = max(self._messages, default=0)
         self._draft_rows = dict(drafts or {})
         self._drafts = self._kept_drafts = _drafts_of([*self._draft_rows.values()])
-        self._unnamed = not self._messages and self._chat.title in ("", UNTITLED, title_of(_named_by(self._drafts)))
+        self._unnamed = not self._messages and self._chat.title in ("", UNTITLED, self._drafts.title)
         self._saving = threading.Lock()
         self._marks = threading.Lock()  # of what is to be written; never held while the disk is waited for
 
@@ -78,6 +78,11 @@ class OpenChat:
         """Whether everything is written; an empty chat needs no writing."""
         written = self._written is self._chat or not (self._messages or self._drafts)
         return not (self._dirty or self._removed) and written and self._drafts == self._kept_drafts
+
+    @property
+    def only_commands(self) -> bool:
+        """Whether it is no chat yet: nothing of it is stored, and all there is are commands that are being typed."""
+        return self._written is None and not self._messages and self._drafts.are_commands
 
     @property
     def drafts(self) -> Drafts:
@@ -195,7 +200,7 @@ class OpenChat:
         self._written = chat
         if drafts != self._kept_drafts:  # behind the messages: what was sent is never in neither
             body = drafts.as_json() if drafts else ""
-            self._draft_rows = self._store.keep_draft(chat.id, self._draft_rows, body, _named_by(drafts))
+            self._draft_rows = self._store.keep_draft(chat.id, self._draft_rows, body, drafts.title)
             self._kept_drafts = drafts
             if not drafts and not self._messages and self._store.forget_empty(chat.id):
                 self._written = None
@@ -209,11 +214,6 @@ def _drafts_of(stored: Sequence[str]) -> Drafts:
     found = [Drafts.from_json(body) for body in stored]
     newest = found[-1].unqueued() if found else Drafts()
     return newest.with_others(text for each in found[:-1] for text in each.texts) if len(found) > 1 else newest
-
-
-def _named_by(drafts: Drafts) -> str:
-    """What a chat without messages is named by."""
-    return (drafts.aside if drafts.draft.edits else drafts.draft).text
 
 
 def _leaf_among(known: Mapping[int, Message], leaf: int | None) -> int | None:

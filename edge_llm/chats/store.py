@@ -45,6 +45,8 @@ _CHAT = "chats.id, chats.title, chats.settings, chats.leaf, chats.created, chats
 _MESSAGE = "id, chat, parent, role, text, thought, model, state, figures, created, reason, cut"
 _BELOW = """WITH RECURSIVE below (id) AS (
     VALUES (?) UNION ALL SELECT messages.id FROM messages JOIN below ON messages.parent = below.id)"""
+_LISTED = "(chats.title <> '' OR chats.titled_by <> '' OR EXISTS (SELECT 1 FROM messages WHERE messages.chat = chats.id))"
+"""What is no chat yet has neither a title nor a message."""
 _INDEXED = 3
 """Characters that a word needs to be looked up in the index of trigrams."""
 _EXCERPT = 80
@@ -109,16 +111,17 @@ class ChatStore:
         with self._reading():
             return self._find_chat(chat_id)
 
-    def chats(self, search: str = "", limit: int = 200) -> list[FoundChat]:
+    def chats(self, search: str = "", limit: int = 200, *, unlisted: bool = False) -> list[FoundChat]:
         """The chats of which the title or one message has every word of ``search``; the one that changed last comes first.
 
-        A word is found inside of words too, whatever its case.
+        A word is found inside of words too, whatever its case.  A chat that holds only a command that is being typed is not
+        among them; without ``search`` it is there if ``unlisted``.
         """
         words = storable(search).split()
         if not words:
+            query = f"SELECT {_CHAT} FROM chats WHERE ? OR {_LISTED} ORDER BY changed DESC, id DESC LIMIT ?"
             with self._reading():
-                rows = self._db.execute(f"SELECT {_CHAT} FROM chats ORDER BY changed DESC, id DESC LIMIT ?", (limit,))
-                return [FoundChat(chat_of(row)) for row in rows]
+                return [FoundChat(chat_of(row)) for row in self._db.execute(query, (unlisted, limit))]
         said, values = self._messages_that_say(words)
         query = f"""WITH hits (chat, message) AS (SELECT chat, max(id) FROM messages WHERE id IN ({said}) GROUP BY chat)
             SELECT {_CHAT}, messages.text FROM chats
@@ -230,7 +233,9 @@ class ChatStore:
     def keep_draft(self, chat_id: int, known: Mapping[int, str], body: str, title: str) -> dict[int, str]:
         """``body`` (empty: nothing) in the place of the rows ``known``, and the rows as they are then; `ChatGone`.
 
-        A row that another terminal has changed meanwhile stays.  ``title`` names a chat that no prompt has named."""
+        A row that another terminal has changed meanwhile stays.  ``title`` names a chat that no prompt has named; without one
+        it is not listed.
+        """
         with self._writing():
             for row, before in known.items():
                 self._db.execute("DELETE FROM drafts WHERE id = ? AND body = ?", (row, before))
@@ -241,7 +246,7 @@ class ChatStore:
             self._db.execute(
                 """UPDATE chats SET changed = CASE WHEN ? THEN ? ELSE changed END,
                 title = CASE titled_by WHEN '' THEN ? ELSE title END WHERE id = ?""",
-                (not known, time.time(), storable(title_of(title)), chat_id),
+                (not known, time.time(), storable(title), chat_id),
             )
             return {made or 0: body}
 

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -125,8 +125,8 @@ class ChatApp(Stage):
         self._notices = Notices(self._tell_from_anywhere)
         logging.getLogger("edge_llm").addHandler(self._notices)
         self.set_interval(TICK_SECONDS, self._tick)
-        self.set_interval(SAVE_AGAIN_SECONDS, lambda: self.do(self.session.save_all()))
-        self.set_interval(OTHERS_SECONDS, lambda: self.do(self._see_others()))
+        self.set_interval(SAVE_AGAIN_SECONDS, lambda: self._do_one("save", self.session.save_all))
+        self.set_interval(OTHERS_SECONDS, lambda: self._do_one("others", self._see_others))
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # `fg` finds an empty terminal
         self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
 
@@ -197,8 +197,9 @@ class ChatApp(Stage):
 
     def _last_chat(self) -> Chat | None:
         """The chat that changed last of those with this machine, or with the server that the person names."""
-        server, chats = self.options.settings.server, (found.chat for found in self.session.store.chats(limit=MOST_LOOKED_AT))
-        return next((chat for chat in chats if ChatSettings.from_json(chat.settings).server == server), None)
+        found = self.session.store.chats(limit=MOST_LOOKED_AT, unlisted=True)
+        server = self.options.settings.server
+        return next((one.chat for one in found if ChatSettings.from_json(one.chat.settings).server == server), None)
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
 
@@ -261,11 +262,17 @@ class ChatApp(Stage):
 
     async def _count(self, provider: Provider, text: str, attached: Sequence[Attachment]) -> None:
         """Count what is written, off the event loop."""
-        if (text.strip() and parse(text.strip()) is None) or attached:
+        if (text.strip() and parse(text) is None) or attached:
             found = await in_thread(self.typed_tokens.count, provider, text, attached)
         else:
             found = None
-        self.session.typed_tokens = found
+        if self.typed_tokens.is_last(provider, text, attached):
+            self.session.typed_tokens = found
+
+    def _do_one(self, group: str, work: Callable[[], Awaitable[object]]) -> None:
+        """Do ``work``, unless one of its ``group`` is under way: what waits for the disk does not pile up."""
+        if all(worker.group != group or worker.is_finished for worker in self.workers):
+            self.run_worker(self._told(work()), group=group, exit_on_error=False)
 
     async def _see_others(self) -> None:
         """List the chats anew when another terminal has written."""
@@ -281,7 +288,7 @@ class ChatApp(Stage):
     @on(PromptArea.Sent)
     def sent(self, event: PromptArea.Sent) -> None:
         """A prompt, or a command."""
-        command = parse(event.text.strip())
+        command = parse(event.text)
         if command is None:
             try:
                 self.actions.prompts.take(event.text)

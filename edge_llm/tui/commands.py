@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from textual.binding import Binding
 
+from edge_llm.chats.drafts import command_in
+
 
 @dataclass(frozen=True)
 class Command:
@@ -79,15 +81,7 @@ def bindings() -> Iterator[Binding]:
             )  # fmt: skip
 
 
-def parse(line: str) -> tuple[Command | None, str] | None:
-    """The command that ``line`` is, and what stands behind its name; None for a line that is no command.
-
-    A line like `/etc/hosts is a file` is no command: a name has letters only, or is `?`.
-    """
-    if not line.startswith("/") or line.startswith("//"):
-        return None
-    name, _, argument = line[1:].partition(" ")
-    name = name.strip()
-    if not (name.isalpha() or name in BY_NAME) or "\n" in name:
-        return None
-    return BY_NAME.get(name), argument.strip()
+def parse(text: str) -> tuple[Command | None, str] | None:
+    """The command that ``text`` is, and what stands behind its name; None for a text that is no command."""
+    found = command_in(text)
+    return None if found is None else (BY_NAME.get(found[0]), found[1])

@@ -16,7 +16,7 @@ PAUSE_SECONDS = 0.3
 
 
 class TypedTokens:
-    """Counts one text at a time; files that are named in it lie in ``folder``."""
+    """Counts texts; files that are named in them lie in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,11 +26,14 @@ class TypedTokens:
 
     def is_due(self, provider: Provider | None, text: str, attached: Sequence[Attachment], typed_at: float) -> bool:
         """Whether this is to be counted now; then it counts as counted."""
-        asked = (id(provider), text, tuple(attached))
-        if asked == self._counted or time.monotonic() - typed_at < PAUSE_SECONDS:
+        if self.is_last(provider, text, attached) or time.monotonic() - typed_at < PAUSE_SECONDS:
             return False
-        self._counted = asked
+        self._counted = (id(provider), text, tuple(attached))
         return True
+
+    def is_last(self, provider: Provider | None, text: str, attached: Sequence[Attachment]) -> bool:
+        """Whether this is what was to be counted last; counts come in any order."""
+        return self._counted == (id(provider), text, tuple(attached))
 
     def count(self, provider: Provider, text: str, attached: Sequence[Attachment]) -> int | None:
         """Tokens of ``text`` and its files; None where nobody says.  Called in a thread."""

@@ -138,6 +138,8 @@ class DraftKeeper:
         area, drafts = self._area(), self.note()
         if not carried:
             area.remember(drafts.texts)
+            if not old.messages and drafts.are_commands:  # Up reaches them; no chat is made for them
+                old.set_drafts(Drafts())
             area.remember(new.drafts.others)
             area.open(new.drafts.draft.text)
             return
@@ -166,8 +168,8 @@ class DraftKeeper:
         """The chat on the screen, when what is written there is to be written to the disk: the person pauses.  Else None."""
         if time.monotonic() - self._area().typed_at < QUIET_SECONDS or self.note() is self._tried:
             return None
-        self._tried = self.drafts
-        return None if self._chat().saved else self._chat()
+        self._tried, chat = self.drafts, self._chat()
+        return None if chat.saved or chat.only_commands else chat
 
     def _change(self, **fields: object) -> Drafts:
         drafts = replace(self.drafts, **fields)  # type: ignore[arg-type]
