@@ -25,9 +25,9 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf import open_gguf
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import Rope
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import check_tensors
+from edge_llm.operations.attention import Rope
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf import _ENDS
 from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of, lengths_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 
 
 def linears_of(decoder: Decoder) -> Iterator[tuple[str, Linear]]:

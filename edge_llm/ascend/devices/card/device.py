@@ -37,6 +37,7 @@ from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import Rope
+from edge_llm.operations.glu import GLU
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
@@ -225,7 +226,7 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
         if refusal is not None:
             return {"card": refusal}
     for operation in (one for layer in (decoder.layers if decoder else ()) for one in layer.operations):
-        refusal = swiglu_refusal(runtime.law, operation.width) if isinstance(operation, SwiGLU) else None
+        refusal = swiglu_refusal(runtime.law, operation.width) if isinstance(operation, GLU) else None
         if refusal is not None:
             return {"card": refusal}
     return {}
