@@ -138,6 +138,11 @@ class Chat:
     async def taken(self):
         await taken(self.pilot)
 
+    async def opened(self, kind):
+        """Wait until a screen of ``kind`` is on top, and drawn."""
+        await self.until(lambda: isinstance(self.app.screen, kind) and self.screen.strip())
+        await self.taken()
+
     async def settle(self):
         """Wait until what is under way has been done and drawn, and what the app's clock would show next."""
         await self.until(lambda: not self.works)
@@ -261,5 +266,5 @@ class running:  # noqa: N801  # it is used like a function
 
     async def __aexit__(self, *error):
         await self._context.__aexit__(*error)
-        assert [thread for thread in threading.enumerate() if thread.name == "close"] == []
+        await until(lambda: all(thread.name != "close" for thread in threading.enumerate()), threading.enumerate)
         self._app.session.store.close()

@@ -19,7 +19,7 @@ def catalogue(**more):
 
 
 async def comparing(chat):
-    await chat.until(lambda: isinstance(chat.app.screen, Compare))
+    await chat.opened(Compare)
     await chat.until(lambda: "First word." in chat.screen)
 
 

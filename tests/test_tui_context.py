@@ -52,7 +52,7 @@ async def fill(chat):
 
 async def choose(chat, way):
     await chat.press("f9")
-    await chat.until(lambda: isinstance(chat.app.screen, ContextWays))
+    await chat.opened(ContextWays)
     await chat.settle_but_open()
     ways = chat.app.screen.query_one("#ways")
     at = next(at for at in range(ways.option_count) if ways.get_option_at_index(at).id == way)

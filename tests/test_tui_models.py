@@ -29,7 +29,7 @@ def two_models(**more):
 
 async def open_picker(chat):
     await chat.press("f4")
-    await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+    await chat.opened(ModelPicker)
     await chat.taken()
 
 
@@ -80,7 +80,7 @@ def test_a_burst_that_searches_and_goes_down_chooses_what_slow_typing_chooses(tm
 
     async def talk(chat):
         await chat.press("f4")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+        await chat.opened(ModelPicker)
         chat.burst(*"beta", "down", "down", "up", "enter")
         await chat.until(lambda: len(catalogue.opened) == 2)
         assert catalogue.opened[-1].model == "beta2"
@@ -160,7 +160,7 @@ def test_the_catalogue_says_what_a_model_takes_and_enter_downloads_it(tmp_path):
         await chat.press("enter")
         await chat.until(lambda: f"{source}: download 141 of 257 MB, 24 MB/s, 2:0" in chat.screen)
         gate.set()
-        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.opened(Confirm)
         await chat.press("escape")
 
     drive(talk, tmp_path, catalogue=catalogue, size=(120, 40))

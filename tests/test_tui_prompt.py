@@ -201,7 +201,7 @@ def test_commands_are_completed(tmp_path):
 def test_enter_runs_a_command_that_it_completes(tmp_path):
     async def talk(chat):
         await chat.press("/", "h", "e", "enter")
-        await chat.until(lambda: isinstance(chat.app.screen, Help))
+        await chat.opened(Help)
         await chat.press("escape")
         await chat.until(lambda: not isinstance(chat.app.screen, Help))
         assert chat.stored == []
@@ -282,7 +282,7 @@ def test_every_key_of_a_command_works_while_one_writes(tmp_path):
 def test_every_command_is_in_the_help_and_those_without_words_in_the_palette(tmp_path):
     async def talk(chat):
         await chat.press("f1")
-        await chat.until(lambda: isinstance(chat.app.screen, Help))
+        await chat.opened(Help)
         await chat.settle()
         assert "Shift+Enter" in chat.screen
         await chat.press("q")
@@ -290,7 +290,7 @@ def test_every_command_is_in_the_help_and_those_without_words_in_the_palette(tmp
         named = {command.title.lower() for command in chat.app.get_system_commands(chat.app.screen)}
         assert named == {command.name for command in COMMANDS if command.may_take_nothing}
         await chat.press("ctrl+p")
-        await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))
+        await chat.opened(CommandPalette)
         await chat.press(*"insid")
         await chat.until(lambda: "look inside the engine" in chat.screen)
         await chat.press("enter")
@@ -362,7 +362,7 @@ def test_a_key_that_opens_something_opens_it_once(tmp_path):
     async def talk(chat):
         for key, many in (("f1", Help), ("f5", SettingsForm)):
             await chat.press(key)
-            await chat.until(lambda many=many: isinstance(chat.app.screen, many))
+            await chat.opened(many)
             await chat.press("f4", "f5", "f2")
             await chat.taken()
             assert len(chat.app.screen_stack) == 2
@@ -375,7 +375,7 @@ def test_a_key_that_opens_something_opens_it_once(tmp_path):
 def test_keys_of_the_config_file_take_the_place_of_others(tmp_path):
     async def talk(chat):
         await chat.press("f8")
-        await chat.until(lambda: isinstance(chat.app.screen, Help))
+        await chat.opened(Help)
         await chat.settle()
         assert "f8" in chat.screen
 
@@ -566,7 +566,7 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
 def test_the_form_of_settings_says_all_of_every_line_in_eighty_columns(tmp_path):
     async def talk(chat):
         await chat.press("f5")
-        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        await chat.opened(SettingsForm)
         for setting in SETTINGS:
             await chat.until(lambda setting=setting: chat.app.focused.id == f"setting-{setting.name}")
             holds = chat.app.focused.placeholder
@@ -584,7 +584,7 @@ def test_the_form_of_settings_says_what_is_wrong_and_saves_what_is_right(tmp_pat
     async def talk(chat):
         await chat.ask("Hello")
         await chat.press("f5")
-        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        await chat.opened(SettingsForm)
         form = chat.app.screen
         form.query_one("#setting-temperature").value = "warm"
         await chat.press("ctrl+s")
@@ -612,7 +612,7 @@ def test_leaving_the_form_of_settings_changes_nothing_also_of_texts_it_cannot_sh
         system = "two\nlines \x1b[31m and a tab\t."
         await chat.app.actions.settings.do_system(system)
         await chat.press("f5")
-        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        await chat.opened(SettingsForm)
         chat.app.screen.query_one("#setting-seed").value = "7"
         await chat.press("enter")
         await chat.settle()

@@ -78,11 +78,12 @@ def with_tools(talk, folder, scripts, *servers, **options):
 
 
 async def asked(chat):
-    await chat.until(lambda: isinstance(chat.app.screen, Approve))
+    await chat.opened(Approve)
 
 
 async def idle(chat):
     await chat.until(lambda: not chat.session.busy)
+    await chat.settle()
 
 
 async def allow(chat, key):

@@ -50,7 +50,7 @@ def test_a_toy_is_called_one_and_a_key_and_a_click_get_a_real_model(tmp_path):
         await chat.until(lambda: "This is a 2M toy. F4 gets a real model." in chat.screen)
         assert TOY_PROMPTS[0] in chat.screen
         await chat.pilot.click("#welcome-toy")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+        await chat.opened(ModelPicker)
 
     drive(talk, tmp_path, ScriptedProvider(facts=TOY))
 
