@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import LlamaConfig
 from edge_llm.formats.safetensors import open_model_folder, safetensors_header
 from edge_llm.models import load_config
 
 Tensors = dict[str, np.ndarray]
-Plant = Callable[[Tensors, ModelConfig, np.random.Generator], None]
+Plant = Callable[[Tensors, LlamaConfig, np.random.Generator], None]
 """Changes the tensors of a model in place; the generator draws what is random."""
 
 
@@ -33,7 +33,7 @@ def loud_fifth(factor: float) -> Plant:
 
 
 def _norms(factors: Callable[[int, np.random.Generator], np.ndarray]) -> Plant:
-    def plant(tensors: Tensors, config: ModelConfig, draw: np.random.Generator) -> None:
+    def plant(tensors: Tensors, config: LlamaConfig, draw: np.random.Generator) -> None:
         readers = {
             "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
@@ -51,7 +51,7 @@ def _norms(factors: Callable[[int, np.random.Generator], np.ndarray]) -> Plant:
 def products(sigma: float) -> Plant:
     """Every channel of the product gate * up times exp(sigma z)."""
 
-    def plant(tensors: Tensors, config: ModelConfig, draw: np.random.Generator) -> None:
+    def plant(tensors: Tensors, config: LlamaConfig, draw: np.random.Generator) -> None:
         for layer in _layers(config):
             factor = np.exp(sigma * draw.standard_normal(config.intermediate_size)).astype(np.float32)
             _scale_rows(tensors, f"{layer}.mlp.up_proj", factor)
@@ -66,7 +66,7 @@ def keys(factor: float) -> Plant:
     Where keys are normed, all heads of a layer share the norm's gain, so they share the pair.
     """
 
-    def plant(tensors: Tensors, config: ModelConfig, draw: np.random.Generator) -> None:
+    def plant(tensors: Tensors, config: LlamaConfig, draw: np.random.Generator) -> None:
         for layer in _layers(config):
             loud = np.ones((config.num_kv_heads, config.head_dim), np.float32)
             pairs = draw.integers(config.head_dim // 2, size=1 if config.qk_norm else config.num_kv_heads)
@@ -85,7 +85,7 @@ def keys(factor: float) -> Plant:
 def values(factor: float) -> Plant:
     """One channel of every value head times ``factor``, the columns of the output matrix divided."""
 
-    def plant(tensors: Tensors, config: ModelConfig, draw: np.random.Generator) -> None:
+    def plant(tensors: Tensors, config: LlamaConfig, draw: np.random.Generator) -> None:
         for layer in _layers(config):
             loud = np.ones((config.num_kv_heads, config.head_dim), np.float32)
             loud[np.arange(config.num_kv_heads), draw.integers(config.head_dim, size=config.num_kv_heads)] = factor
@@ -98,14 +98,14 @@ def values(factor: float) -> Plant:
 def together(*plants: Plant) -> Plant:
     """One plant after the other."""
 
-    def plant(tensors: Tensors, config: ModelConfig, draw: np.random.Generator) -> None:
+    def plant(tensors: Tensors, config: LlamaConfig, draw: np.random.Generator) -> None:
         for one in plants:
             one(tensors, config, draw)
 
     return plant
 
 
-def _layers(config: ModelConfig) -> list[str]:
+def _layers(config: LlamaConfig) -> list[str]:
     return [f"model.layers.{layer}" for layer in range(config.num_layers)]
 
 
@@ -115,7 +115,7 @@ def _scale_rows(tensors: Tensors, linear: str, factor: np.ndarray) -> None:
         tensors[f"{linear}.bias"] *= factor
 
 
-def _for_queries(per_head: np.ndarray, config: ModelConfig) -> np.ndarray:
+def _for_queries(per_head: np.ndarray, config: LlamaConfig) -> np.ndarray:
     """[kv heads, head_dim] -> [heads * head_dim]: what every query head finds in its key head."""
     return np.repeat(per_head, config.num_heads // config.num_kv_heads, axis=0).ravel()
 

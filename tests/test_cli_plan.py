@@ -74,8 +74,8 @@ def test_plan_for_a_chip_reckons_with_the_chip(capsys: pytest.CaptureFixture[str
     facts = json.loads(capsys.readouterr().out)
     with open_bundle(find_bundle(None)) as bundle:
         seconds = EmulatedDevice("310p", 1).costs(bundle.decoder.layers[0].linears, (1, 256))
-        layer = Costs.of_bundle(bundle).operations / bundle.config.num_layers
-        layers = bundle.config.num_layers
+        layer = Costs.of_bundle(bundle).operations / len(bundle.decoder.layers)
+        layers = len(bundle.decoder.layers)
     rows = sum(value for key, value in seconds.items() if key.endswith("/256"))
     token = sum(value for key, value in seconds.items() if key.endswith("/1"))
     assert facts["device"] == "emulated:310p"

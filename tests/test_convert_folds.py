@@ -128,7 +128,7 @@ def test_the_bundle_holds_the_folded_weights(sources, family):
     with open_bundle(import_model(sources[family], "m", turn=0)) as bundle, open_model_folder(sources[family]) as source:
         profile = OutlierProfile.from_fields(bundle.manifest["profile"])
         assert {fold.powers != (0.0,) for fold in profile.folds.values()} >= {True}
-        for layer in range(bundle.config.num_layers):
+        for layer in range(len(bundle.decoder.layers)):
             gain = source.read(f"model.layers.{layer}.post_attention_layernorm.weight")
             factors = gain / bundle.read(f"layers.{layer}.mlp_norm")
             gate = source.read(f"model.layers.{layer}.mlp.gate_proj.weight") * factors

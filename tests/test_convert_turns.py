@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -471,8 +471,8 @@ def older(folder: Path) -> Path:
     """The import in ``folder`` as an edge-llm without turns would have made it."""
 
     def change(fields: dict) -> None:
-        fields["version"] = 2
-        del fields["head_turns"], fields["source"]["turns"]
+        fields |= {"version": 2, "model": asdict(load_config(json.loads((folder / "config.json").read_text())))}
+        del fields["head_turns"], fields["description"], fields["source"]["turns"]
 
     return changed(folder, folder.with_name(f"{folder.name}-older"), change)
 

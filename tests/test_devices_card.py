@@ -183,7 +183,7 @@ def test_a_step_is_one_launch_and_copies_no_weights(bundle):
 def test_a_prompt_is_a_launch_for_each_chunk_and_layer(bundle):
     runner, device = open_on_card(bundle)
     runner.forward(runner.open(), list(range(90)))  # two chunks
-    assert device.arrays.launches == 2 * (bundle.config.num_layers + 2)  # and the embedding and the head
+    assert device.arrays.launches == 2 * (len(bundle.decoder.layers) + 2)  # and the embedding and the head
 
 
 def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
@@ -192,7 +192,7 @@ def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
     weights = make_weights(bundle, settings_, device)
     assert isinstance(weights, StagedWeights)
     blocks = []
-    for index in range(bundle.config.num_layers):
+    for index in range(len(bundle.decoder.layers)):
         weights.wait(index)
         blocks.append(weakref.ref(weights.use(index)))
     runner = Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder)
@@ -205,7 +205,7 @@ def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
 
 def test_what_beside_a_card_the_host_keeps_has_no_int8_matrix(bundle):
     runner = runner_of(bundle, device=EXACT["310p"])
-    kept = [runner.model.weights.use(index) for index in range(bundle.config.num_layers)]
+    kept = [runner.model.weights.use(index) for index in range(len(bundle.decoder.layers))]
     assert {linear.tiles.size for block in kept for linear in block.linears.values()} == {0}
     both = runner_of(bundle, device=EXACT["310p"], placement="split,host")
     assert all(linear.tiles.size for linear in both.model.weights.use(0).linears.values())

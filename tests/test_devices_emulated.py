@@ -439,7 +439,7 @@ def test_a_layer_that_the_host_read_into_another_buffer_is_that_layer_on_both_si
     sizes, resident = WeightSizes.of_bundle(bundle), ResidentWeights(bundle)
     plan = plan_memory(sizes, sizes.total - 1)
     load = load_products(EmulatedDevice("310p", 1).chip)
-    weights = CardWeights(StreamedWeights(bundle, plan), load, bundle.config.num_layers)
+    weights = CardWeights(StreamedWeights(bundle, plan), load, len(bundle.decoder.layers))
     first, second, third = plan.streamed[:3]
     for index in (first, second):
         weights.request(index)

@@ -240,7 +240,7 @@ def test_the_hosts_linears_round_where_the_card_does(bundle):
     for route in ("s8gemm", "float16"):
         chip = EmulatedDevice("310p", 1, route=route).chip
         resident = ResidentWeights(bundle)
-        weights = CardWeights(resident, load_products(chip), bundle.config.num_layers)
+        weights = CardWeights(resident, load_products(chip), len(bundle.decoder.layers))
         for name, linear in weights.use(0).linears.items():
             assert linear.rounds == (route == "float16")
             assert linear.tiles is resident.use(0).linears[name].tiles

@@ -127,4 +127,4 @@ def test_four_bits_are_near_float(family):
     target = folder.parent / "w4"
     with open_bundle(import_model(folder, target=target, weights=LayerBits(W4))) as opened:
         exact, found = logits(opened, float_path=True), logits(opened)
-    assert np.linalg.norm(found - exact) < 0.5 * np.linalg.norm(exact)
+    assert np.linalg.norm(found - exact) < 0.8 * np.linalg.norm(exact)

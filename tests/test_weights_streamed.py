@@ -236,7 +236,7 @@ def test_a_program_of_a_layer_whose_buffer_has_another_one_multiplies_by_its_own
         products = {name: np.empty((1, linear.rows), np.float32) for name, linear in layer.linears.items()}
         for other in (1, 2):  # the second is in the buffer of layer 0
             weights.wait(other)
-        program, how = Program(), {"add": None, "shadow": True, "gain": None, "eps": 0.0, "swiglu": False}
+        program, how = Program(), {"add": None, "shadow": True, "gain": None, "eps": 0.0, "gate": None}
         assert all(one.add_to(program, inputs[name], **how, out=products[name]) for name, one in layer.linears.items())
         for other in (3, 0):
             weights.wait(other)
