@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 from platformdirs import user_cache_path
 
-from edge_llm.bench.source_gguf import write_float_gguf
 from edge_llm.bench.synthetic_gguf import quantize
 from edge_llm.errors import EdgeLLMError
 from edge_llm.models.reference import FloatModel
-from edge_llm.sources import Source, open_source
+from edge_llm.sources import open_source
 
 PROMPTS = (
     "The capital of France is",
@@ -137,11 +136,11 @@ def _answer(mine: np.ndarray, theirs: np.ndarray, said: Sequence[int]) -> Answer
     return Answer(len(said), at, float(first - second) / largest, float(np.abs(mine[at] - theirs[at]).max()) / largest)
 
 
-def files_of(file: Path, source: Source, folder: Path) -> Iterator[tuple[str, Path]]:
-    """The file, and its values in float32 and float16; the float32 file is written here, llama.cpp makes the other of it."""
+def files_of(file: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The file, and its values in float32 and float16; llama.cpp makes both of them."""
     yield "as it is", file
     whole, half = folder / "float32.gguf", folder / "float16.gguf"
-    write_float_gguf(whole, source, source.config)
+    quantize(file, whole, "f32")
     yield "in float32", whole
     quantize(whole, half, "f16")
     yield "in float16", half
@@ -166,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with open_source(file) as source, tempfile.TemporaryDirectory() as folder:
             tokenizer, ours = source.tokenizer(), FloatModel(source, source.config)
             prompts: list[Any] = [tokenizer.encode(text, add_bos=tokenizer.add_bos, parse_special=True) for text in PROMPTS]
-            for named, path in files_of(file, source, Path(folder)):
+            for named, path in files_of(file, Path(folder)):
                 peer = Peer(path)
                 nearness, answers = compare(ours, peer, prompts, options.tokens)
                 peer.close()

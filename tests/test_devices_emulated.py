@@ -581,7 +581,7 @@ def test_a_turn_takes_fewer_launches_than_the_hot_channels_which_it_spares():
     norms_attention_and_swiglu, products, widened = 2 + 4 + 1, 4 * (law.route().launches + 1), 2
     hot, turned = (layer_seconds(launching, law.route(), one.layers[0], 1, 1) for one in (decoder, with_turns(decoder, 128)))
     assert hot == norms_attention_and_swiglu + products + widened + 4 * 3
-    in_front_of_qkv_and_gate_up, down, o = 2 * 2, 1 + 4, 1  # `down` has scales of rows, whose product is widened by them
+    in_front_of_qkv_and_gate_up, down, o = 2 * 2, 1 + 1, 1  # `down` has scales of rows, whose product is widened by them
     assert turned == norms_attention_and_swiglu + products + in_front_of_qkv_and_gate_up + down + o < hot
 
 

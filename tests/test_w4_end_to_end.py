@@ -47,7 +47,7 @@ def bundles(request, tmp_path_factory):
     if request.param.startswith("imported"):
         head = W4 if "head" in request.param else INT8
         fixed = PARTS if "parts" in request.param else {}
-        write_model(folder / "source", tiny_config("llama", num_hidden_layers=4, attention_bias=True))
+        write_model(folder / "source", tiny_config("llama", num_hidden_layers=4, intermediate_size=128, attention_bias=True))
         weights = LayerBits(W4, head=head, fixed=fixed)
         import_model(folder / "source", target=folder / "w4", outliers=Outliers("full"), weights=weights)
     else:

@@ -19,7 +19,7 @@ def quantize(source: str, target: str, quant: str) -> None:
 
     params = llama_cpp.llama_model_quantize_default_params()
     kind, _, pure = quant.partition("-")
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    params.ftype = getattr(llama_cpp, "LLAMA_FTYPE_ALL_F32" if kind == "f32" else f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     params.pure = bool(pure)
     params.allow_requantize = True
     params.nthread = len(os.sched_getaffinity(0))
