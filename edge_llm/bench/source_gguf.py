@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +33,9 @@ from edge_llm.models.weights import WeightSource
 from edge_llm.paths import synthetic_folder
 from edge_llm.progress import StageProgress, ignore
 
+if TYPE_CHECKING:
+    from edge_llm.sources.lora_places import Wish
+
 _VERSION = 1
 """Of how files are made: one of another version is made again."""
 
@@ -43,6 +47,8 @@ class SourceWeights:
     place: str
     digest: str
     config: ModelConfig
+    lora: tuple[Wish, ...] = ()
+    """Adapters that are merged into them."""
 
 
 def source_gguf_model(source: SourceWeights, quant: str) -> PeerModel:
@@ -76,7 +82,7 @@ def _make(paths: Mapping[str, Path], temporary: Path, source: SourceWeights, pro
 
     whole = temporary.with_name(f"{temporary.name}.float")
     try:
-        with open_source(source.place) as opened:
+        with open_source(source.place, lora=source.lora) as opened:
             write_float_gguf(whole, opened, source.config, progress)
         for quant, path in paths.items():
             progress(f"llama.cpp {quant}", 0, 1)
