@@ -95,13 +95,14 @@ def import_model(
 ) -> Path:
     """Import ``source`` (a Hugging Face folder, a hub id ``org/name``, its page, a short name) and return the bundle's folder.
 
-    name: what the bundle will be called (default: what the source is called).  lora: adapters to merge, in order.
-    target: a folder to write instead of the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
-    model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about what
-    a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors that cancel.  turn: the
-    largest block of channels that is turned, 0: none (default: `MAX_TURN`; 0 where the mode of ``outliers`` is full or naive).
-    weights: how many bits the layers get, and whether INT8 is fitted (default: INT8, rounded; the command fits).  overwrite:
-    replace another model of this name.  fresh: do not go on where the same import was stopped.  notice: told a line at a time.
+    name: what the bundle will be called (default: what the source is called).  lora: adapters to merge, in order.  target: a
+    folder to write instead of the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one;
+    `BY_MODEL`: the float model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers:
+    what is done about what a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors
+    that cancel.  turn: the largest block of channels that is turned, 0: none (default: `MAX_TURN`; 0 where the mode of
+    ``outliers`` is full or naive).  weights: how many bits the layers get, and whether INT8 is fitted (default: INT8, rounded;
+    the command fits).  overwrite: replace another model of this name.  fresh: do not go on where the same import was stopped.
+    notice: told a line at a time.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,

@@ -59,10 +59,11 @@ class LowRank:
                 rows = slice(first, first + _ROWS)
                 values[rows] = values[rows] + up[rows] @ down
             return values
-        factor = self.magnitude().astype(np.float64) / np.sqrt(_squares(original, up, down, self.axis))
-        for first in range(0, len(values), _ROWS):
-            rows = slice(first, first + _ROWS)
-            values[rows] = (values[rows] + up[rows] @ down) * (factor[rows, None] if self.axis else factor)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a length of 0 is refused with the values that it gives
+            factor = self.magnitude().astype(np.float64) / np.sqrt(_squares(original, up, down, self.axis))
+            for first in range(0, len(values), _ROWS):
+                rows = slice(first, first + _ROWS)
+                values[rows] = (values[rows] + up[rows] @ down) * (factor[rows, None] if self.axis else factor)
         return values
 
 
@@ -100,17 +101,9 @@ class Adapter:
 
 
 class AdaptedSource:
-    """``source`` with adapters merged in order, each ``strength`` times.  It closes them all.
-
-    Raises `UnsupportedModel` where the source's integers are taken over as they are.
-    """
+    """``source`` with adapters merged in order, each ``strength`` times.  It closes them all."""
 
     def __init__(self, source: Source, adapters: Sequence[tuple[Adapter, float]]) -> None:
-        if isinstance(source, QuantizedSource):
-            raise UnsupportedModel(
-                f"`{shown(source.path)}` is quantized to integers that are taken over as they are, so nothing can be merged "
-                "into it: import the float model with --lora"
-            )
         self.kind, self.path, self.place = source.kind, source.path, source.place
         self.adapters = tuple(adapters)
         self._source = source
@@ -208,6 +201,15 @@ def adapted(source: Source, adapters: Sequence[tuple[Adapter, float]]) -> Adapte
     return kind(source, adapters)
 
 
+def check_mergeable(source: Source) -> None:
+    """Raise `UnsupportedModel` where the source's integers are taken over as they are."""
+    if isinstance(source, QuantizedSource):
+        raise UnsupportedModel(
+            f"`{shown(source.path)}` is quantized to integers that are taken over as they are, so nothing can be merged into "
+            "it: import the float model with --lora"
+        )
+
+
 def _unties(adapter: Adapter) -> bool:
     """Whether the embedding and the output matrix, which were one, are two behind ``adapter``."""
     changed = {EMBEDDING, OUTPUT} & adapter.changes.keys()
@@ -220,11 +222,7 @@ def refuse_unknown(what: str, where: str, base: str, model: Source) -> InvalidMo
     return InvalidModel(f"{where} changes `{shown(what)}`, which `{shown(model.path)}` does not have; {way_out}")
 
 
-def refuse_shape(
-    what: str, found: Sequence[int], wanted: Sequence[int], where: str, base: str, model: Source
-) -> InvalidModel:
+def refuse_shape(what: str, found: Sequence[int], wanted: Sequence[int], where: str, base: str, model: Source) -> InvalidModel:
     """The error for the tensor ``what`` of an adapter that is of another shape than ``model`` wants."""
     way_out = f"it was made for `{shown(base)}`: import that with --lora" if base else "give the model that it was made for"
-    return InvalidModel(
-        f"{where}: `{shown(what)}` is {list(found)}, and `{shown(model.path)}` wants {list(wanted)}; {way_out}"
-    )
+    return InvalidModel(f"{where}: `{shown(what)}` is {list(found)}, and `{shown(model.path)}` wants {list(wanted)}; {way_out}")

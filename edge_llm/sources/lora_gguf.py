@@ -122,8 +122,6 @@ class _Fitting:
         return tuple(self._model.shape(EMBEDDING if tied else name))
 
 
-
-
 def _heads(config: ModelConfig, name: str) -> int:
     return {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2], 0)
 

@@ -1,9 +1,9 @@
 """Adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors.
 
-    base_model.model.<module>.lora_A.weight [rank, columns], .lora_B.weight [rows, rank]
-    base_model.model.<embedding>.lora_embedding_A [rank, tokens], .lora_embedding_B [columns, rank]
-    base_model.model.<module>.lora_magnitude_vector [rows]            DoRA
-    base_model.model.<module>.weight, .bias                           whole, of modules_to_save and trained biases
+base_model.model.<module>.lora_A.weight [rank, columns], .lora_B.weight [rows, rank]
+base_model.model.<embedding>.lora_embedding_A [rank, tokens], .lora_embedding_B [columns, rank]
+base_model.model.<module>.lora_magnitude_vector [rows]            DoRA
+base_model.model.<module>.weight, .bias                           whole, of modules_to_save and trained biases
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import Source
 from edge_llm.sources.hugging_face import default_name
-from edge_llm.sources.lora import AdaptedSource, Adapter, adapted
+from edge_llm.sources.lora import AdaptedSource, Adapter, adapted, check_mergeable
 from edge_llm.sources.lora_gguf import open_gguf_adapter
 from edge_llm.sources.lora_peft import CONFIG, open_peft
 from edge_llm.sources.place import is_there
@@ -62,6 +62,7 @@ def with_adapters(
     """
     opened: list[tuple[Adapter, float]] = []
     try:
+        check_mergeable(source)
         for one in wishes:
             opened.append((_open(one.source, source, progress, notice), one.strength))
         return adapted(source, opened)
