@@ -19,7 +19,8 @@ from stub_hub import COMMIT, Stub, environment, hub_of, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.sources.hub import PIECE_BYTES, pull
+from edge_llm.sources.hub import pull
+from edge_llm.sources.hub_download import PIECE_BYTES
 
 CONFIG = json.dumps(tiny_config("llama")).encode()
 PULL = """

@@ -216,13 +216,17 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[EdgeLLMError], str]] = {
     "no tensors": ({"target_modules": []}, lambda m: {}, InvalidModel, "has no tensors"),
     "a module too many": ({"target_modules": ["k_proj"]}, None, InvalidModel, "which its `target_modules` do not name"),
     "more layers": (
-        {"target_modules": []}, renamed("layers.1.", "layers.2."), InvalidModel, "which `{base}` does not have; it was made for `org/base`"
+        {"target_modules": []}, renamed("layers.1.", "layers.2."), InvalidModel,
+        "which `{base}` does not have; it was made for `org/base`",
     ),
     "another family": (
-        {}, renamed("self_attn", "attention"), InvalidModel, "changes `model.layers.0.attention.q_proj`, which `{base}` does not have"
+        {}, renamed("self_attn", "attention"), InvalidModel,
+        "changes `model.layers.0.attention.q_proj`, which `{base}` does not have",
     ),
-    "a classifier": ({}, lambda m: m | {f"{PREFIX}score.weight": np.ones((2, 64), "f4")}, InvalidModel, "changes `score.weight`"),
-    "more keys and values": ({}, cut(K0, 64, 4), InvalidModel, f"`{K0}` is [64, 4], and `{{base}}` wants [32, 4]; it was made for"),
+    "a classifier": (
+        {}, lambda m: m | {f"{PREFIX}score.weight": np.ones((2, 64), "f4")}, InvalidModel, "changes `score.weight`"
+    ),
+    "more keys and values": ({}, cut(K0, 64, 4), InvalidModel, f"`{K0}` is [64, 4], and `{{base}}` wants [32, 4]; it was"),
     "another width": ({}, cut(A, 4, 65), InvalidModel, f"`{A}` is [4, 65], and `{{base}}` wants [4, 64]"),
     "one dimension": ({}, cut(A, 256), InvalidModel, "have the rank"),
     "three dimensions": ({}, cut(A, 4, 64, 1), InvalidModel, f"`{A}` is [4, 64, 1]"),

@@ -17,7 +17,7 @@ from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, Usage
 from edge_llm.models import describe, families
 from edge_llm.paths import find_bundle, safe_name
 from edge_llm.progress import byte_count
-from edge_llm.sources.hub import is_repository
+from edge_llm.sources.hub_files import is_repository
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.known import find_known, known_models, names_like
 from edge_llm.sources.place import named_place, place_of

@@ -20,8 +20,8 @@ from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources.hub import pull
 from edge_llm.sources.hub_gguf import model_name
+from edge_llm.sources.hubs import pull
 from edge_llm.sources.place import is_there, named_place, place_of, stands_for_folder
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
@@ -159,11 +159,8 @@ def find_folder(
     place = place_of(source)
     if place.folder is not None:
         return "folder", str(place.folder), place.folder
-    if not place.gguf:
-        folder = pull(place.repository, revision or place.revision, progress, notice)
-        return "hub", f"{place}@{folder.name}", folder
-    found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
-    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT/the file
+    found = pull(place, revision, progress, notice)
+    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT, and a GGUF file in it
     return "hub", f"{place}@{commit}", found
 
 

@@ -19,14 +19,14 @@ from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.safetensors import MAX_WEIGHT, SafetensorsFile, open_safetensors
 from edge_llm.sources.base import Source
+from edge_llm.sources.hub_files import ADAPTER_CONFIG as CONFIG
+from edge_llm.sources.hub_files import ADAPTER_TEXTS as TEXTS
+from edge_llm.sources.hub_files import ADAPTER_WEIGHTS as WEIGHTS
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 from edge_llm.sources.lora_settings import PeftSettings, peft_settings
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TEXTS = ("tokenizer_config.json", "chat_template.jinja", TOOL_USE)
-"""What may lie beside them and says how the model is talked to."""
 _MAX_CONFIG = 4 << 20
 _PREFIX = "base_model.model."
 _PART = re.compile(

@@ -16,11 +16,13 @@ from edge_llm.formats.gguf import is_gguf
 from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import Source
+from edge_llm.sources.hub_files import ADAPTER_CONFIG
+from edge_llm.sources.hubs import pull
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.lora import AdaptedSource, Adapter, adapted, check_mergeable
 from edge_llm.sources.lora_gguf import open_gguf_adapter
-from edge_llm.sources.lora_peft import CONFIG, open_peft
-from edge_llm.sources.place import is_there
+from edge_llm.sources.lora_peft import open_peft
+from edge_llm.sources.place import is_there, named_place
 
 MAX_STRENGTH = 100.0
 _STRENGTH = re.compile(r"(.+):([+-]?(?:\d+(?:\.\d*)?|\.\d+))", re.DOTALL)
@@ -97,15 +99,26 @@ def wishes_of(made_from: Mapping[str, Any]) -> tuple[Wish, ...]:
 def _open(source: str, model: Source, progress: StageProgress, notice: Callable[[str], None]) -> Adapter:
     path = expanded(source)
     if not is_there(path):
-        raise ModelNotFound(f"no adapter `{shown(source)}`; give the folder that PEFT saved, or a GGUF adapter")
+        return _open_from_hub(source, model, progress, notice)
     path = path.absolute()
-    if is_gguf(path):
-        return open_gguf_adapter(str(path), path, model)
+    if path.suffix == ".safetensors" or path.name == ADAPTER_CONFIG:
+        path = path.parent
     if path.is_dir():
         return open_peft(str(path), path, model)
-    if path.suffix == ".safetensors" or path.name == CONFIG:
-        return open_peft(str(path.parent), path.parent, model)
-    raise UsageError(f"`{shown(source)}` is no adapter; give the folder that holds {CONFIG}", param="lora")
+    if is_gguf(path):
+        return open_gguf_adapter(str(path), path, model)
+    raise UsageError(f"`{shown(source)}` is no adapter; give the folder that holds {ADAPTER_CONFIG}", param="lora")
+
+
+def _open_from_hub(source: str, model: Source, progress: StageProgress, notice: Callable[[str], None]) -> Adapter:
+    place = None if is_gguf(expanded(source)) else named_place(source)
+    if place is None:
+        raise ModelNotFound(f"no adapter `{shown(source)}`; give the folder that PEFT saved, a GGUF adapter, or a hub id")
+    notice(f"the adapter `{place}` comes from the hub")
+    path = pull(place, None, progress, notice, adapter=True)
+    commit = path.parts[path.parts.index("snapshots") + 1]
+    named = f"{place}@{commit}"
+    return open_gguf_adapter(named, path, model) if is_gguf(path) else open_peft(named, path, model)
 
 
 def default_name_with(source: str | Path, wishes: Sequence[Wish]) -> str:
