@@ -109,9 +109,7 @@ def _wanted(repository: str, revision: str | None, wanted: Wanted) -> tuple[str,
         raise HubError(f"the hub's answer for `{repository}` names the commit `{shown(commit)}`; try again later")
     present = {file.rfilename: _remote_file(file) for file in info.siblings or []}
     base, about_gguf = getattr(info.card_data, "base_model", None), getattr(info, "gguf", None)
-    return commit, needed(
-        repository, present, wanted, lambda file: _small_file(repository, commit, file), base, about_gguf
-    )
+    return commit, needed(repository, present, wanted, lambda file: _small_file(repository, commit, file), base, about_gguf)
 
 
 def _small_file(repository: str, commit: str, file: RemoteFile) -> bytes:

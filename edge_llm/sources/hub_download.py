@@ -49,9 +49,7 @@ class Blobs:
                 return min(file.size, path.stat().st_size)
         return 0
 
-    def fetch(
-        self, files: Sequence[RemoteFile], address_of: Callable[[RemoteFile], Address], progress: StageProgress
-    ) -> None:
+    def fetch(self, files: Sequence[RemoteFile], address_of: Callable[[RemoteFile], Address], progress: StageProgress) -> None:
         """Bring those of ``files`` that have a SHA-256, one after the other.
 
         Raises `HubError` for one that arrives damaged or longer than it was said to be, and `StorageError`.
@@ -71,9 +69,11 @@ class Blobs:
         progress("download", total, total)
 
     def _fetch(self, remote: RemoteFile, address: Address, arrived: Callable[[int], None]) -> None:
+        from huggingface_hub import constants
         from huggingface_hub.file_download import http_get
 
         assert remote.sha256
+        expected = None if remote.size > constants.MAX_HTTP_DOWNLOAD_SIZE else remote.size  # it would refuse larger ones
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self._partial(remote)
 
@@ -90,9 +90,7 @@ class Blobs:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise HubError(
-                    f"`{remote.name}` of `{self.repository}` is being downloaded by another process; wait"
-                ) from None
+                raise HubError(f"`{remote.name}` of `{self.repository}` is being downloaded by another process; wait") from None
             have = file.seek(0, os.SEEK_END)
             if have > remote.size:
                 have = file.truncate(0)
@@ -102,7 +100,7 @@ class Blobs:
                     cast(BinaryIO, Counted(file, grown)),
                     resume_size=have,
                     headers=dict(address.headers),
-                    expected_size=remote.size,
+                    expected_size=expected,
                 )
             except BaseException:
                 if not file.tell():  # nothing came that a next try could use
@@ -136,6 +134,7 @@ def small_file(address: Address, name: str, size: int | None = None) -> bytes:
         if count > MAX_BYTES:
             raise InvalidModel(f"`{name}` has more than {MAX_BYTES >> 20} MiB")
 
+    check(size or 0)
     data = io.BytesIO()
     http_get(address.url, cast(BinaryIO, Counted(data, check)), headers=dict(address.headers), expected_size=size)
     return data.getvalue()
