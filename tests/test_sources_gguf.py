@@ -28,7 +28,7 @@ from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf import _divisors
 from edge_llm.sources.hub_gguf import choose, model_name
-from edge_llm.sources.hugging_face import default_name
+from edge_llm.sources.names import default_name
 from edge_llm.sources.place import place_of
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"

@@ -18,8 +18,8 @@ from edge_llm.models import describe, families
 from edge_llm.paths import find_bundle, safe_name
 from edge_llm.progress import byte_count
 from edge_llm.sources.hub_files import is_repository
-from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.known import find_known, known_models, names_like
+from edge_llm.sources.names import default_name
 from edge_llm.sources.place import named_place, place_of
 
 PUBLISHED = {
@@ -162,7 +162,7 @@ def test_an_adapter_is_told_with_the_model_that_it_is_for(tmp_path, base):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base} if base else {}))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     for source in (tmp_path, tmp_path / "adapter_model.safetensors"):
-        with pytest.raises(UnsupportedModel, match="adapters are not supported yet: import") as refused:
+        with pytest.raises(UnsupportedModel, match="not a whole model: `edge-llm import .* --lora ") as refused:
             place_of(str(source))
         assert (f"is an adapter (LoRA) of `{base}`" in str(refused.value)) is isinstance(base, str)
 

@@ -19,8 +19,8 @@ from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
 from edge_llm.paths import bundle_path, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.sources.hubs import look
-from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.known import names_like, refuse_family
+from edge_llm.sources.names import default_name
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
 
 

@@ -70,7 +70,8 @@ from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
-from edge_llm.sources.lora_places import Wish, default_name_with
+from edge_llm.sources.lora_places import Wish
+from edge_llm.sources.names import default_name
 from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
 
@@ -116,7 +117,7 @@ def import_model(
     weights = weights or LayerBits()
     text = read_calibration(calibration, coded=weights.fitted)
     if target is None:
-        target = bundle_path(default_name_with(source, lora) if name is None else name)
+        target = bundle_path(default_name(source, [one.source for one in lora]) if name is None else name)
     target = target.absolute()
     refuse_second(target)  # before the source is downloaded and read
     with open_source(source, revision=revision, progress=tell_progress, notice=tell, lora=lora) as opened:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edge_llm.formats.gguf import is_gguf
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources import gguf, hugging_face, modelslim
+from edge_llm.sources import gguf, hubs, hugging_face, modelslim
 from edge_llm.sources.base import Source
 from edge_llm.sources.lora_places import Wish, with_adapters
 
@@ -52,7 +52,7 @@ def _open(source: str | Path, revision: str | None, progress: StageProgress, not
     kind = next((one for one in _ADDED if one.claims(str(source))), None)
     if kind is not None:
         return kind.open(source, revision=revision, progress=progress)
-    named, path, place = hugging_face.find_folder(source, revision, progress, notice)
+    named, path, place = hubs.find_folder(source, revision, progress, notice)
     if is_gguf(place):
         return gguf.GgufSource(named, path, place)
     folder_kind = modelslim.ModelSlimSource if modelslim.describes(place) else hugging_face.HuggingFaceSource

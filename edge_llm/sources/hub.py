@@ -18,9 +18,19 @@ from typing import Any
 from edge_llm.errors import HubError
 from edge_llm.files import read_file, shown
 from edge_llm.progress import StageProgress, byte_count, ignore
-from edge_llm.sources.hub_download import Address, Blobs, folder_name, no_trace, patience, quietly, remember, small_file
+from edge_llm.sources.hub_download import (
+    Address,
+    Blobs,
+    RemoteFile,
+    folder_name,
+    no_trace,
+    patience,
+    quietly,
+    remember,
+    small_file,
+)
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
-from edge_llm.sources.hub_files import TEXT_FILES, Listing, RemoteFile, Wanted, cached, check_names, needed
+from edge_llm.sources.hub_files import TEXT_FILES, Listing, Wanted, cached, check_names, needed
 from edge_llm.strict_json import MAX_BYTES
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

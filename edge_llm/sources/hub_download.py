@@ -17,11 +17,25 @@ from typing import BinaryIO, cast
 from edge_llm.errors import HubError, InvalidModel, StorageError
 from edge_llm.progress import StageProgress, byte_count
 from edge_llm.sources.counted import Counted
-from edge_llm.sources.hub_files import RemoteFile
 from edge_llm.strict_json import MAX_BYTES
 
 PIECE_BYTES = 1 << 20
 """What is taken from a connection at once: so often progress is told, and less is lost when one breaks."""
+
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the repository that is needed."""
+
+    name: str
+    size: int
+    sha256: str | None
+
+    @property
+    def is_weights(self) -> bool:
+        return self.name.endswith(_WEIGHTS)
 
 
 @dataclass(frozen=True)

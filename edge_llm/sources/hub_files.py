@@ -11,8 +11,8 @@ from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.safetensors import MODEL
 from edge_llm.models import load_config
-from edge_llm.sources.hub_errors import no_safetensors
-from edge_llm.sources.hub_gguf import check_runs, choose
+from edge_llm.sources.hub_download import RemoteFile
+from edge_llm.sources.hub_gguf import DEFAULT, check_runs, choose, is_model
 from edge_llm.sources.modelslim_files import description_of, files_of, plain_settings, weights_of
 from edge_llm.strict_json import parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
@@ -30,7 +30,6 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 ADAPTER_TEXTS = ("tokenizer_config.json", "chat_template.jinja", TOOL_USE)
 """What may lie beside an adapter and says how the model is talked to."""
 _MAX_NAME = 512
-_WEIGHTS = (".safetensors", ".gguf")
 _SINGLE = f"{MODEL}.safetensors"
 _INDEX = f"{MODEL}.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5,6}\.safetensors")
@@ -46,19 +45,6 @@ class Wanted:
     gguf: str = ""
     """A quantization or a file's name."""
     adapter: bool = False
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of the repository that is needed."""
-
-    name: str
-    size: int
-    sha256: str | None
-
-    @property
-    def is_weights(self) -> bool:
-        return self.name.endswith(_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -150,7 +136,7 @@ def _model(repository: str, present: Mapping[str, RemoteFile], base: object) -> 
     elif _INDEX in present:
         names += [_INDEX, *sorted(name for name in present if _SHARD.fullmatch(name))]
     elif not described:
-        raise no_safetensors(repository, list(present), base)
+        raise _no_safetensors(repository, list(present), base)
     if described:
         names += [name for name in files_of(present) if name not in names]
     if "config.json" not in present:
@@ -192,3 +178,25 @@ def _check_runs(repository: str, config: Callable[[], bytes], quantized: bool) -
         load_config(plain_settings(raw) if quantized else raw)
     except (InvalidModel, UnsupportedModel) as refused:
         raise type(refused)(f"`{repository}` cannot be run here: {refused}") from None
+
+
+def _no_safetensors(repository: str, names: list[str], base: object) -> UnsupportedModel:
+    """The error for ``repository``, whose files are ``names``."""
+    if "adapter_config.json" in names:
+        return adapter_refusal(repository, base)
+    if any(is_model(name) for name in names):
+        what = f"only GGUF files: `{repository}:{DEFAULT}` names one by its quantization, `edge-llm import` takes it"
+    elif any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        what = "its weights only as `.bin` or `.pt`, which can run code when loaded: take one with safetensors"
+    else:
+        what = "no model.safetensors: take a repository with a whole language model"
+    return UnsupportedModel(f"`{repository}` has {what}")
+
+
+def adapter_refusal(adapter: str, base: object) -> UnsupportedModel:
+    """The error for ``adapter``, which changes the model ``base`` where that is known."""
+    known = shown(base) if isinstance(base, str) and base else ""
+    of, model = (f" of `{known}`", known) if known else ("", "MODEL")
+    way_out = f"`edge-llm import {model} --lora {shown(adapter)}` merges the two"
+    more = "" if known else "; MODEL is the one that it was made for"
+    return UnsupportedModel(f"`{shown(adapter)}` is an adapter (LoRA){of}, not a whole model: {way_out}{more}")

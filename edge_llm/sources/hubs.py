@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources import hub, modelscope
 from edge_llm.sources.hub_files import Listing, Wanted
-from edge_llm.sources.place import MODELSCOPE, Place
+from edge_llm.sources.place import MODELSCOPE, Place, place_of
 
 
 def look(place: Place, revision: str | None = None) -> Listing:
@@ -31,3 +31,18 @@ def pull(
     """
     fetch = modelscope.pull if place.hub == MODELSCOPE else hub.pull
     return fetch(place.repository, revision or place.revision, progress, notice, Wanted(place.gguf, adapter))
+
+
+def find_folder(
+    source: str | Path,
+    revision: str | None = None,
+    progress: StageProgress = ignore,
+    notice: Callable[[str], None] = ignore,
+) -> tuple[str, str, Path]:
+    """Kind (folder or hub), name and folder of ``source``; what is on the hub is downloaded first."""
+    place = place_of(source)
+    if place.folder is not None:
+        return "folder", str(place.folder), place.folder
+    found = pull(place, revision, progress, notice)
+    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT, and a GGUF file in it
+    return "hub", f"{place}@{commit}", found

@@ -13,12 +13,11 @@ from typing import Any
 from edge_llm.errors import ModelNotFound, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.gguf import is_gguf
-from edge_llm.paths import expanded, safe_name
+from edge_llm.paths import expanded
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import Source
 from edge_llm.sources.hub_files import ADAPTER_CONFIG
 from edge_llm.sources.hubs import pull
-from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.lora import AdaptedSource, Adapter, adapted, check_mergeable
 from edge_llm.sources.lora_gguf import open_gguf_adapter
 from edge_llm.sources.lora_peft import open_peft
@@ -119,9 +118,3 @@ def _open_from_hub(source: str, model: Source, progress: StageProgress, notice: 
     commit = path.parts[path.parts.index("snapshots") + 1]
     named = f"{place}@{commit}"
     return open_gguf_adapter(named, path, model) if is_gguf(path) else open_peft(named, path, model)
-
-
-def default_name_with(source: str | Path, wishes: Sequence[Wish]) -> str:
-    """The name for ``source`` with adapters when none is given: the last parts of all of them, as a legal bundle name."""
-    names = [default_name(source), *(default_name(one.source) for one in wishes)]
-    return safe_name("-".join(names)[:96].strip("-._"))

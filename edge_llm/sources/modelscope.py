@@ -23,9 +23,9 @@ from urllib.parse import quote, urlencode
 from edge_llm.errors import HubError, InvalidModel
 from edge_llm.files import shown, write_whole
 from edge_llm.progress import StageProgress, byte_count, ignore
-from edge_llm.sources.hub_download import Address, Blobs, folder_name, no_trace, quietly, remember, small_file
+from edge_llm.sources.hub_download import Address, Blobs, RemoteFile, folder_name, no_trace, quietly, remember, small_file
 from edge_llm.sources.hub_errors import is_unreachable, reason
-from edge_llm.sources.hub_files import Listing, RemoteFile, Wanted, cached, check_names, is_safe_name, needed
+from edge_llm.sources.hub_files import Listing, Wanted, cached, check_names, is_safe_name, needed
 from edge_llm.sources.modelscope_errors import clear_errors, endpoint, refusal
 from edge_llm.strict_json import parse_object
 

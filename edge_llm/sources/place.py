@@ -12,8 +12,7 @@ from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unsupport
 from edge_llm.files import shown
 from edge_llm.formats.gguf import first_part, is_gguf
 from edge_llm.paths import expanded
-from edge_llm.sources.hub_errors import adapter_refusal
-from edge_llm.sources.hub_files import is_repository
+from edge_llm.sources.hub_files import adapter_refusal, is_repository
 from edge_llm.sources.hub_gguf import is_model, is_quantization
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.sources.modelscope_errors import endpoint as modelscope_endpoint
