@@ -106,7 +106,8 @@ def import_command(
     progress_form: str,
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, a GGUF file, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, one
-    with the quantization of a GGUF file (ORG/NAME:Q4_K_M), the address of its page, or a short name such as qwen3.
+    with the quantization of a GGUF file (ORG/NAME:Q4_K_M), one of ModelScope (modelscope:ORG/NAME), the address of its page, or
+    a short name such as qwen3.
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
     cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  What ModelSlim quantized to W8A8 is taken over as

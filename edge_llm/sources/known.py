@@ -95,7 +95,8 @@ def refuse_family(word: str) -> UnsupportedModel | None:
     wanted = word.casefold()
     runs = {family for model in known_models() if wanted.startswith(family := model.name.partition(":")[0])}
     for begins, what in _table()["not_yet"].items():
-        if not any(family.startswith(begins) for family in runs) and re.fullmatch(rf"{re.escape(begins)}([-_:.]?\d.*|[-_:.].*)?", wanted):
+        is_meant = re.fullmatch(rf"{re.escape(begins)}([-_:.]?\d.*|[-_:.].*)?", wanted)
+        if is_meant and not any(family.startswith(begins) for family in runs):
             names = ", ".join(f"`{name}`" for name in short_names() if ":" not in name)
             return UnsupportedModel(
                 f"no model `{shown(word)}`: {what} cannot be run here yet; these are fetched by name: {names}; "
