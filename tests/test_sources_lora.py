@@ -199,6 +199,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[EdgeLLMError], str]] = {
     "rank true": ({"r": True}, None, InvalidModel, "`r` must be a whole number"),
     "no rank": ({"r": ...}, None, InvalidModel, "`r` must be a whole number from 1 to 4096, not `None`"),
     "alpha 0": ({"lora_alpha": 0}, None, InvalidModel, "`lora_alpha` must be a number above 0"),
+    "rslora 1": ({"use_rslora": 1}, None, InvalidModel, "`use_rslora` must be true or false, not `1`"),
     "alpha text": ({"lora_alpha": "16"}, None, InvalidModel, "`lora_alpha` must be a number above 0"),
     "alpha huge": ({"lora_alpha": 10**400}, None, InvalidModel, "`lora_alpha` must be a number above 0"),
     "alpha pattern": ({"alpha_pattern": {"q_proj": -1}}, None, InvalidModel, "`alpha_pattern` must be a number above 0"),

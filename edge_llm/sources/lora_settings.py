@@ -103,9 +103,9 @@ def peft_settings(raw: Mapping[str, Any], where: str) -> PeftSettings:
     return PeftSettings(
         rank,
         _alpha(raw.get("lora_alpha"), "lora_alpha", where),
-        raw.get("use_rslora") is True,
-        raw.get("use_dora") is True,
-        raw.get("ensure_weight_tying") is True,
+        _flag(raw, "use_rslora", where),
+        _flag(raw, "use_dora", where),
+        _flag(raw, "ensure_weight_tying", where),
         {key: _whole(value, "rank_pattern", 1, MAX_RANK, where) for key, value in _patterns(raw, "rank_pattern", where)},
         {key: _alpha(value, "alpha_pattern", where) for key, value in _patterns(raw, "alpha_pattern", where)},
         _modules(raw, "target_modules", where),
@@ -146,6 +146,13 @@ def _whole(value: Any, name: str, low: int, high: int, where: str) -> int:
         wanted = f"a whole number from {low} to {high}"
         raise InvalidModel(f"{where}: `{name}` must be {wanted}, not `{shown(value)}`; save it again")
     return value
+
+
+def _flag(raw: Mapping[str, Any], name: str, where: str) -> bool:
+    found = raw.get(name)
+    if found is not None and not isinstance(found, bool):
+        raise InvalidModel(f"{where}: `{name}` must be true or false, not `{shown(found)}`; save it again")
+    return found is True
 
 
 def _alpha(value: Any, name: str, where: str) -> float:

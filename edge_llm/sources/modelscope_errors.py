@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from edge_llm.errors import EdgeLLMError, HubError, StorageError
 from edge_llm.files import shown
@@ -20,6 +21,14 @@ def endpoint() -> str:
     """The service's address, from MODELSCOPE_ENDPOINT or MODELSCOPE_DOMAIN."""
     found = os.environ.get("MODELSCOPE_ENDPOINT") or os.environ.get("MODELSCOPE_DOMAIN") or DEFAULT_ENDPOINT
     return (found if "://" in found else f"https://{found}").rstrip("/")
+
+
+def host() -> str:
+    """The service's host; empty where the variables name none."""
+    try:
+        return (urlsplit(endpoint()).hostname or "").removeprefix("www.")
+    except ValueError:
+        return ""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from edge_llm.paths import expanded
 from edge_llm.sources.hub_files import adapter_refusal, is_repository
 from edge_llm.sources.hub_gguf import is_model, is_quantization
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
-from edge_llm.sources.modelscope_errors import endpoint as modelscope_endpoint
+from edge_llm.sources.modelscope_errors import host as modelscope_host
 from edge_llm.sources.modelslim_files import description_of
 from edge_llm.strict_json import read_object
 
@@ -184,7 +184,7 @@ def _page(text: str) -> Place | None:
     except ValueError:
         raise UsageError(f"`{shown(text)}` is no address; give a hub id or a folder", param="source") from None
     parts = [unquote(part) for part in address.path.split("/") if part]
-    if address.scheme in ("http", "https") and host in (*_MODELSCOPE_HOSTS, urlsplit(modelscope_endpoint()).hostname):
+    if address.scheme in ("http", "https") and host in (*_MODELSCOPE_HOSTS, modelscope_host()):
         return _modelscope_page(text, parts)
     if address.scheme not in ("http", "https") or (host not in _HOSTS and host != _own_host()):
         raise UsageError(
