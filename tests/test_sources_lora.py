@@ -449,11 +449,26 @@ def test_the_template_of_the_adapter_is_taken(base: Path, tensors: Any, tmp_path
     template = "{% for m in messages %}<|im_start|>{{ m.role }}!{{ m.content }}<|im_end|>{% endfor %}"
     adapter = write_adapter(tmp_path / "a", pairs(tensors))
     (adapter / "chat_template.jinja").write_text(template)
-    bundle = open_bundle(import_model(base, "m", lora=[Wish(str(adapter))]))
+    said: list[str] = []
+    bundle = open_bundle(import_model(base, "m", lora=[Wish(str(adapter))], notice=said.append))
     assert bundle.read_file("chat_template.jinja").decode() == template
+    assert f"the chat template is that of the adapter `{adapter}`" in said
     (adapter / "chat_template.jinja").write_text(template + "{# other #}")
     with pytest.raises(UsageError, match="already called"):  # the digest counts it
         import_model(base, "m", lora=[Wish(str(adapter))])
+
+
+def test_what_is_odd_about_an_adapter_is_told(base: Path, tensors: Any, tmp_path: Path) -> None:
+    def told(matrices: Mapping[str, Any], **changes: Any) -> list[str]:
+        said: list[str] = []
+        with open_source(base, lora=[Wish(str(write_adapter(tmp_path / "a", matrices, **changes)))], notice=said.append):
+            return said
+
+    untrained = {name: values * (".lora_B" not in name) for name, values in pairs(tensors).items()}
+    assert told(pairs(tensors), base_model_name_or_path="org/Base/") == []
+    assert ["changes nothing" in line for line in told(untrained)] == [True]
+    (line,) = told(pairs(tensors), base_model_name_or_path="org/other")
+    assert f"was made for `org/other`, and fits `{base}`" in line
 
 
 def test_a_quantized_source_says_so_still(tensors: Any, tmp_path: Path) -> None:

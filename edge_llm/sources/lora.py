@@ -27,7 +27,7 @@ from edge_llm.formats.safetensors import MAX_WEIGHT
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import PackedSource, QuantizedSource, Source
 from edge_llm.sources.hugging_face import digest_files, stamp
-from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -98,6 +98,8 @@ class Adapter:
     template_files: Mapping[str, bytes] = field(default_factory=dict)
     ties: bool = False
     """Whether its embedding is a tied output matrix too."""
+    told: Sequence[str] = ()
+    """What a person should know of it, a line at a time."""
 
 
 class AdaptedSource:
@@ -153,6 +155,8 @@ class AdaptedSource:
     def side_files(self) -> Mapping[str, bytes]:
         files = dict(self._source.side_files())
         for adapter, _ in self.adapters:
+            if adapter.template_files:
+                files.pop(TOOL_USE, None)
             files |= adapter.template_files
         if self._untied:
             untied = json.loads(files["config.json"]) | {"tie_word_embeddings": False}

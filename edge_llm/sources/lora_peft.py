@@ -28,6 +28,8 @@ from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
 
 _MAX_CONFIG = 4 << 20
+_STARTS_AT_RANDOM = (".lora_A.weight", ".lora_embedding_B")
+"""Matrices that are not zero before training."""
 _PREFIX = "base_model.model."
 _PART = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
@@ -47,14 +49,25 @@ def open_peft(named: str, folder: Path, model: Source) -> Adapter:
     file = open_safetensors(folder / WEIGHTS)
     try:
         changes = _Fitting(file, settings, model, where).changes()
-        for name in file.tensors:  # NaN is found before the long work begins
-            file.read(name, most=MAX_WEIGHT)
+        moves = [bool(file.read(name, most=MAX_WEIGHT).any()) and not name.endswith(_STARTS_AT_RANDOM) for name in file.tensors]
         template, template_files = _template(folder, model)
     except BaseException:
         file.close()
         raise
     files = [folder / CONFIG, folder / WEIGHTS, *(folder / name for name in TEXTS if (folder / name).exists())]
-    return Adapter(named, str(folder), changes, files, file.close, template, template_files, settings.ties)
+    told = _told(where, settings.base, model, any(moves), template is not None)
+    return Adapter(named, str(folder), changes, files, file.close, template, template_files, settings.ties, told)
+
+
+def _told(where: str, base: str, model: Source, moves: bool, has_template: bool) -> list[str]:
+    lines = []
+    if (name := base.rstrip("/").rpartition("/")[2]) and name.casefold() not in model.path.casefold():
+        lines.append(f"{where} was made for `{shown(base)}`, and fits `{shown(model.path)}`: it is merged into that")
+    if not moves:
+        lines.append(f"{where} changes nothing: its `lora_B` are all zero, as before training")
+    if has_template:
+        lines.append(f"the chat template is that of {where}")
+    return lines
 
 
 def _check_there(folder: Path, where: str) -> None:

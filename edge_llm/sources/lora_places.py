@@ -66,6 +66,8 @@ def with_adapters(
         check_mergeable(source)
         for one in wishes:
             opened.append((_open(one.source, source, progress, notice), one.strength))
+            for line in opened[-1][0].told:
+                notice(line)
         return adapted(source, opened)
     except BaseException:
         for adapter, _ in opened:
