@@ -33,6 +33,7 @@ from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
 from edge_llm.sources.hub_files import TEXT_FILES, Listing, Wanted, cached, check_names, needed
 from edge_llm.strict_json import MAX_BYTES
 
+_NO_FILE = "-"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -103,8 +104,8 @@ def _listed(repository: str, revision: str | None, notice: Callable[[str], None]
 def _cached(repository: str, revision: str | None, wanted: Wanted) -> Listing:
     from huggingface_hub import snapshot_download
 
-    # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
-    patterns = list(TEXT_FILES)
+    # files are looked for by hand: huggingface_hub would miss those that were never wanted
+    patterns = [_NO_FILE] if wanted.gguf or wanted.adapter else list(TEXT_FILES)
     folder = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
     return cached(repository, folder, folder.name, wanted)
 
