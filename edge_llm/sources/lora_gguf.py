@@ -123,7 +123,9 @@ class _Fitting:
 
 
 def _heads(config: ModelConfig, name: str) -> int:
-    return {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2], 0)
+    """Heads of the queries or keys that ``name`` gives; 0 for any other tensor."""
+    counts = {"q_proj": "num_heads", "k_proj": "num_kv_heads"}
+    return getattr(config, counts.get(name.split(".")[-2], ""), 0)
 
 
 def _source_name(name: str) -> str:
