@@ -152,6 +152,7 @@ def serving(stub: Stub) -> Iterator[Stub]:
     """``stub`` while it answers at its endpoint."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(stub))
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # who asked has gone
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     stub.endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
