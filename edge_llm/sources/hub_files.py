@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.safetensors import MODEL
+from edge_llm.sources.gguf_config import architectures, refusal
 from edge_llm.sources.hub_download import RemoteFile
-from edge_llm.sources.hub_gguf import check_runs, choose, is_only_gguf
+from edge_llm.sources.hub_gguf import choose, is_only_gguf
 from edge_llm.sources.modelslim_files import description_of, files_of, weights_of
 from edge_llm.sources.quantization import load_settings, plain_settings
 from edge_llm.strict_json import parse_object, read_object
@@ -98,7 +99,7 @@ def needed(
     if wanted.adapter:
         return [present[name] for name in _adapter(repository, present, wanted.gguf)]
     if wanted.gguf or (is_only_gguf(present) and not description_of(present)):
-        check_runs(repository, about_gguf)
+        _check_family(repository, about_gguf)
         return [present[name] for name in choose(repository, present, wanted.gguf)]
     names = _model(repository, present, base)
     _check_runs(repository, lambda: small_file(present["config.json"]), description_of(present) is not None, base)
@@ -170,6 +171,13 @@ def _weights_in(folder: Path) -> list[str]:
         return [single]
     weight_map = read_object(index).get("weight_map")
     return sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+
+
+def _check_family(repository: str, about: object) -> None:
+    """Refuse what does not run before it is downloaded; ``about`` is what the hub says of the files, if it does."""
+    family = about.get("architecture") if isinstance(about, dict) else None
+    if isinstance(family, str) and family not in architectures():
+        raise refusal(f"`{repository}`", family)
 
 
 def _check_runs(repository: str, config: Callable[[], bytes], described: bool, original: object) -> None:
