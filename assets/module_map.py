@@ -1,4 +1,4 @@
-"""The generated parts of docs/architecture.md: floors and module map.
+"""The generated parts of documents: floors and module map of docs/architecture.md, short names of docs/chat.md.
 
     python assets/module_map.py            print them
     python assets/module_map.py --write    put each between its markers
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CHAT = ROOT / "docs" / "chat.md"
+SHORT_NAMES = ROOT / "edge_llm" / "sources" / "small_models.toml"
 HOUSE = ROOT / "tests" / "test_house.py"
 PACKAGES = ("scheduler", "kernels", "edge_llm")
 
@@ -32,8 +36,23 @@ def module_map() -> str:
     return _block(line for package in PACKAGES for line in _folder(ROOT / package, 0))
 
 
+def short_names() -> str:
+    """A table of the short names of models with their sizes, a family in a row."""
+    from edge_llm.progress import byte_count
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for model in tomllib.loads(SHORT_NAMES.read_text())["model"]:
+        rows.setdefault(model["names"][-1].partition(":")[0], []).append(model)
+    lines = ["| | |", "|---|---|"]
+    for family, models in rows.items():
+        sizes = ", ".join(f"`{model['names'][-1]}` {byte_count(model['download'])}" for model in models)
+        lines.append(f"| `{family}` | {sizes}{' (gated)' if models[0].get('gated') else ''} |")
+    return "\n".join(lines)
+
+
 PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     ARCHITECTURE: {"floors": floors, "module map": module_map},
+    CHAT: {"short names": short_names},
 }
 """The parts of each page by the names of their markers."""
 

@@ -228,7 +228,8 @@ def test_a_name_that_fits_two_models_or_is_taken_is_told_in_a_line(tiny_model, t
     assert code == 2 and len(err) == 1
     assert "`org/one` is not here, and another model is called `one` already: `edge-llm import org/one --name NAME`" in err[0]
     code, _, err = edge_llm(tmp_path, NOBODY, "run", "qwen", "hello", "--yes")
-    assert code == 1 and len(err) == 1 and "which of these do you mean: `qwen3`, `qwen2.5`, `qwen2.5-coder`?" in err[0]
+    meant = "which of these do you mean: `qwen3`, `qwen3-2507`, `qwen2.5`, `qwen2.5-coder`?"
+    assert code == 1 and len(err) == 1 and meant in err[0]
 
 
 SAID = {
@@ -238,7 +239,7 @@ SAID = {
     "mixtral:8x7b": "Mixtral, a mixture of experts, cannot be run here yet",
     "philosopher": None,
     "qwen": "which of these",
-    "llama3": "which of these",
+    "llama": "which of these",
     "smolm2": "did you mean `smollm2`?",
     "tinylama": "did you mean `tinyllama`?",
     "zzz": None,

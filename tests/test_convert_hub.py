@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from model_files import tiny_config
+from adapter_files import pairs, write_adapter
+from model_files import random_tensors, tiny_config
 from stub_hub import COMMIT, Stub, environment, hub_of, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.sources.hub import PIECE_BYTES, pull
+from edge_llm.sources.hub import pull
+from edge_llm.sources.hub_download import PIECE_BYTES
 
 CONFIG = json.dumps(tiny_config("llama")).encode()
 PULL = """
@@ -237,6 +239,37 @@ def test_import_from_the_hub(serve: Callable[[Stub], Stub], tiny_model: Callable
         assert bundle.manifest["source"]["path"] == f"org/tiny@{COMMIT}"
         assert bundle.float_source() is not None
         bundle.verify()
+
+
+def test_an_adapter_comes_from_the_hub(
+    serve: Callable[[Stub], Stub], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "a", pairs(random_tensors(tiny_config("llama"))))
+    for name in ("README.md", "tokenizer.json", "training_args.bin"):
+        (adapter / name).write_bytes(b"{}")
+    stub = serve(hub_of(adapter, "org/lora"))
+    command = [sys.executable, "-m", "edge_llm", "import", str(tiny_model("llama")), "--lora", "org/lora", "--fast"]
+    for endpoint, offline in ((stub.endpoint, "0"), ("http://127.0.0.1:9", "1")):
+        around = environment(tmp_path / "hf", endpoint, EDGE_LLM_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE=offline)
+        done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "already imported" in done.stderr
+    with open_bundle(Path(done.stdout.strip())) as bundle:
+        assert bundle.manifest["source"]["lora"] == f"org/lora@{COMMIT}"
+        assert bundle.folder.name == f"{tiny_model('llama').name}-lora"
+    asked = {path.rpartition("/")[2] for method, path, _ in stub.requests if "/resolve/" in path}
+    assert asked == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_a_gguf_file_is_found_again_beside_files_that_were_not_wanted(serve: Callable[[Stub], Stub], tmp_path: Path) -> None:
+    files = {"m-Q8_0.gguf": os.urandom(20_000), "config.json": CONFIG, "tokenizer.json": b"{}"}
+    stub = serve(Stub(files, large=("m-Q8_0.gguf",)))
+    for endpoint, offline in ((stub.endpoint, "0"), ("http://127.0.0.1:9", "0"), ("http://127.0.0.1:9", "1")):
+        around = environment(tmp_path, endpoint, HF_HUB_OFFLINE=offline)
+        call = [sys.executable, "-m", "edge_llm", "pull", "org/tiny:Q8_0"]
+        done = subprocess.run(call, env=around, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0 and Path(done.stdout.strip()).read_bytes() == files["m-Q8_0.gguf"], done
+    assert not stub.asked("GET", "tokenizer.json")
 
 
 def test_token_stays_with_the_hub(serve: Callable[[Stub], Stub], hub: Stub, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from edge_llm.sources.gguf import _ENDS
 from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of, lengths_of
 from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.hub_gguf import choose, model_name
-from edge_llm.sources.hugging_face import default_name
+from edge_llm.sources.names import default_name
 from edge_llm.sources.place import place_of
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"

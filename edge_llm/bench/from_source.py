@@ -82,15 +82,17 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
     from edge_llm.bench.source_gguf import source_ggufs
     from edge_llm.engine.assembly import load_runner
     from edge_llm.sources import open_source
+    from edge_llm.sources.lora_places import wishes_of
     from edge_llm.text.tokenizer import Tokenizer
 
     kernels.use_isa(order.isa)
     with open_bundle(order.folder) as bundle, ExitStack() as stack:
         place = bundle.float_source()
         assert place is not None
-        opened = stack.enter_context(open_source(place))
+        lora = wishes_of(bundle.manifest["source"])
+        opened = stack.enter_context(open_source(place, lora=lora))
         config = llama_shape(bundle.config)
-        source = SourceWeights(opened.place, opened.digest(progress), config)
+        source = SourceWeights(opened.place, opened.digest(progress), config, lora)
         source_ggufs(source, [variant for variant, _ in order.peers], progress)
         if order.quality is None:
             return Prepared(source)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from edge_llm.operations.attention import Rope
 from edge_llm.paths import synthetic_folder
 from edge_llm.progress import StageProgress, ignore
 
+if TYPE_CHECKING:
+    from edge_llm.sources.lora_places import Wish
+
 _VERSION = 1
 """Of how files are made: one of another version is made again."""
 
@@ -44,6 +48,8 @@ class SourceWeights:
     place: str
     digest: str
     config: LlamaConfig
+    lora: tuple[Wish, ...] = ()
+    """Adapters that are merged into them."""
 
 
 def source_gguf_model(source: SourceWeights, quant: str) -> PeerModel:
@@ -77,7 +83,7 @@ def _make(paths: Mapping[str, Path], temporary: Path, source: SourceWeights, pro
 
     whole = temporary.with_name(f"{temporary.name}.float")
     try:
-        with open_source(source.place) as opened:
+        with open_source(source.place, lora=source.lora) as opened:
             write_float_gguf(whole, opened, source.config, progress)
         for quant, path in paths.items():
             progress(f"llama.cpp {quant}", 0, 1)

@@ -19,10 +19,10 @@ from edge_llm.files import is_folder, shown
 from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
 from edge_llm.paths import bundle_path, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
-from edge_llm.sources.hub import look
 from edge_llm.sources.hub_gguf import float_bytes
-from edge_llm.sources.hugging_face import default_name
+from edge_llm.sources.hubs import look
 from edge_llm.sources.known import names_like, refuse_family
+from edge_llm.sources.names import default_name
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
 
 
@@ -139,7 +139,7 @@ def _question(model: str, place: Place, renews: bool) -> str:
             "who you are"
         )
     note(f"asking the hub for {place} ...")
-    listing = look(place.repository, place.revision, place.gguf)
+    listing = look(place)
     seconds = rough_time(whole_seconds(listing.missing, float_bytes(listing.model, listing.weights_bytes)))
     named = shown(model) if model == str(place) else f"{shown(model)} is {place}{_at(place)}"
     if not listing.missing:

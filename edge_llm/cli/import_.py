@@ -17,6 +17,7 @@ from edge_llm.convert.pace import slowness
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
 from edge_llm.progress import Journey
+from edge_llm.sources.lora_places import wish
 
 
 @click.command("import")
@@ -74,6 +75,13 @@ from edge_llm.progress import Journey
 )
 @click.option("--no-fold", is_flag=True, help="Leave uneven channels as they are, to see what folding them is worth.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
+@click.option(
+    "--lora",
+    multiple=True,
+    metavar="ADAPTER[:STRENGTH]",
+    help="Merge an adapter: a folder that PEFT saved, a GGUF file or a hub id; STRENGTH: how much of it, default: 1.  May be "
+    "given several times.",
+)
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of the same name.")
 @click.option("--fresh", is_flag=True, help="Start anew where the same import was stopped.")
@@ -92,13 +100,15 @@ def import_command(
     sensitive: Path | None,
     no_fold: bool,
     keep_float: bool,
+    lora: tuple[str, ...],
     revision: str | None,
     overwrite: bool,
     fresh: bool,
     progress_form: str,
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, a GGUF file, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, one
-    with the quantization of a GGUF file (ORG/NAME:Q4_K_M), the address of its page, or a short name such as qwen3.
+    with the quantization of a GGUF file (ORG/NAME:Q4_K_M), one of ModelScope (modelscope:ORG/NAME), the address of its page, or
+    a short name such as qwen3.
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
     cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  A checkpoint of GPTQ, AWQ, FP8 or
@@ -121,6 +131,7 @@ def import_command(
             source,
             name,
             revision=revision,
+            lora=[wish(one) for one in lora],
             calibration=calibration if calibration in (None, BY_MODEL) else Path(calibration),
             outliers=Outliers(shadow, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,

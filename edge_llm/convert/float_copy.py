@@ -9,7 +9,7 @@ import numpy as np
 from edge_llm.formats.safetensors import safetensors_header
 from edge_llm.progress import StageProgress
 from edge_llm.quant.scheme import MAX_FLOAT16
-from edge_llm.sources import Source
+from edge_llm.sources.base import Source
 
 
 def float_copy(source: Source, unused: Collection[str], progress: StageProgress) -> Iterator[bytes | np.ndarray]:

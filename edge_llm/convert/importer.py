@@ -16,7 +16,7 @@ gives the same bytes (`unfinished`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
+from edge_llm.convert.origin import made_from
 from edge_llm.convert.packed import bits_in_words, digest_in_floats
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
@@ -69,8 +70,8 @@ from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
-from edge_llm.sources.base import PackedSource
-from edge_llm.sources.hugging_face import default_name
+from edge_llm.sources.lora_places import Wish
+from edge_llm.sources.names import default_name
 from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
 
@@ -80,6 +81,7 @@ def import_model(
     name: str | None = None,
     *,
     revision: str | None = None,
+    lora: Sequence[Wish] = (),
     target: Path | None = None,
     calibration: Path | str | None = None,
     keep_float: bool = False,
@@ -94,13 +96,14 @@ def import_model(
 ) -> Path:
     """Import ``source`` (a Hugging Face folder, a hub id ``org/name``, its page, a short name) and return the bundle's folder.
 
-    name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
-    the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
-    model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about what
-    a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors that cancel.  turn: the
-    largest block of channels that is turned, 0: none (default: `MAX_TURN`; 0 where the mode of ``outliers`` is full or naive).
-    weights: how many bits the layers get, and whether INT8 is fitted (default: INT8, rounded; the command fits).  overwrite:
-    replace another model of this name.  fresh: do not go on where the same import was stopped.  notice: told a line at a time.
+    name: what the bundle will be called (default: what the source is called).  lora: adapters to merge, in order.  target: a
+    folder to write instead of the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one;
+    `BY_MODEL`: the float model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers:
+    what is done about what a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors
+    that cancel.  turn: the largest block of channels that is turned, 0: none (default: `MAX_TURN`; 0 where the mode of
+    ``outliers`` is full or naive).  weights: how many bits the layers get, and whether INT8 is fitted (default: INT8, rounded;
+    the command fits).  overwrite: replace another model of this name.  fresh: do not go on where the same import was stopped.
+    notice: told a line at a time.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,
@@ -114,10 +117,10 @@ def import_model(
     weights = weights or LayerBits()
     text = read_calibration(calibration, coded=weights.fitted)
     if target is None:
-        target = bundle_path(default_name(source) if name is None else name)
+        target = bundle_path(default_name(source, [one.source for one in lora]) if name is None else name)
     target = target.absolute()
     refuse_second(target)  # before the source is downloaded and read
-    with open_source(source, revision=revision, progress=tell_progress, notice=tell) as opened:
+    with open_source(source, revision=revision, progress=tell_progress, notice=tell, lora=lora) as opened:
         refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
         if fresh:
@@ -264,7 +267,7 @@ class _Job:
                 turns={name: one.turn for name, one in self.decoder.linears().items()},
                 heads=self.decoder.head_turns,
                 profile=profile.to_fields(),
-                source=self._made_from(),
+                source=made_from(self.source, self.made_by, self.keep_float),
                 created_with=_version(),
             )
 
@@ -323,17 +326,6 @@ class _Job:
             return
         folded = [fold for fold in found.values() if any(fold.powers)]
         self.notice(f"folded uneven channels in {len(folded)} of {len(found)} places; the float model is the same")
-
-    def _made_from(self) -> dict[str, str | None]:
-        # a bundle that carries its float weights may travel: it keeps the source's name, not a path of this machine
-        source = self.source
-        return {
-            "kind": source.kind,
-            "path": source.path if source.kind == "hub" or not self.keep_float else Path(source.path).name,
-            **self.made_by,
-            "float": "source" if self.keep_float else source.place,
-            **({"from": source.quantization} if isinstance(source, PackedSource) else {}),
-        }
 
     def _model_of(self, treated: Mapping[str, Treatment]) -> Decoder:
         """The model with the weight schemes that its linears got."""

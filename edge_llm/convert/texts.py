@@ -15,7 +15,7 @@ from edge_llm.convert.saved import Saved
 from edge_llm.convert.self_written import PRODUCTS_PER_SECOND, check_memory, openings, tokens_worth_writing, widest, write_text
 from edge_llm.models.layer import Decoder
 from edge_llm.progress import StageProgress
-from edge_llm.sources import Source
+from edge_llm.sources.base import Source
 from edge_llm.text.tokenizer import Tokenizer
 from kernels import ThreadPool
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import shown
-from edge_llm.sources import Source
+from edge_llm.sources.base import Source
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
 

@@ -22,6 +22,7 @@ from edge_llm.runner.base import Runner
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
 from edge_llm.sources import open_source
+from edge_llm.sources.lora_places import wishes_of
 from kernels import ThreadPool
 
 
@@ -39,7 +40,7 @@ def float_model(bundle: Bundle) -> FloatModel:
             f"the float weights of `{bundle.folder.name}` are not here any more; import the model again, "
             "with --keep-float to keep them in the bundle"
         )
-    with open_source(source) as opened:
+    with open_source(source, lora=wishes_of(bundle.manifest["source"])) as opened:
         return FloatModel(opened, opened.config)
 
 

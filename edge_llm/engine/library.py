@@ -73,6 +73,8 @@ def is_made_from(place: Place, bundle: Path, *, may_be_older: bool = False) -> b
 
 
 def _is_from(place: Place, source: Mapping[str, Any]) -> bool:
+    if source.get("lora"):  # it is more than what is there
+        return False
     if place.folder is not None:
         return source.get("kind") == "folder" and source.get("path") == str(place.folder)
     repository, commit = _repository(source)
@@ -80,8 +82,8 @@ def _is_from(place: Place, source: Mapping[str, Any]) -> bool:
 
 
 def _repository(source: Mapping[str, Any]) -> tuple[str, str]:
-    """Hub id and commit that a bundle's ``source`` names; the first is empty where it was not on the hub."""
-    path = str(source.get("path"))
+    """Hub id and commit that a bundle's ``source`` names; the first is empty where it was not on the hub, or not that alone."""
+    path = "" if source.get("lora") else str(source.get("path"))
     if source.get("kind") == "hub":
         repository, _, commit = path.partition("@")
         return repository, commit

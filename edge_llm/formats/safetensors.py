@@ -308,7 +308,7 @@ def _is_adapter(folder: Path) -> UnsupportedModel:
     base = read_object(folder / _ADAPTER, max_bytes=MAX_CONFIG_BYTES).get("base_model_name_or_path")
     known = isinstance(base, str) and base
     of = f" of `{shown(base)}`" if known else ""
-    way_out = f"import {f'`{shown(base)}`' if known else 'that model'}; adapters are not run here yet"
+    way_out = f"import {f'`{shown(base)}`' if known else 'the model that it was made for'} with --lora {shown(folder)}"
     return UnsupportedModel(f"`{shown(folder)}` is an adapter (LoRA){of}, not a model; {way_out}")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from edge_llm.formats.gguf import is_gguf
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources import gguf, hugging_face, modelslim, quantized
+from edge_llm.sources import gguf, hubs, modelslim, quantized
 from edge_llm.sources.base import Source
+from edge_llm.sources.lora_places import Wish, with_adapters
 
 __all__ = ["Source", "add_source", "open_source"]
 
@@ -36,16 +37,22 @@ def open_source(
     revision: str | None = None,
     progress: StageProgress = ignore,
     notice: Callable[[str], None] = ignore,
+    lora: Sequence[Wish] = (),
 ) -> Source:
     """Open the model that ``source`` names, as `edge_llm.sources.place.place_of` reads it; what is on the hub is downloaded.
 
-    ``notice`` is told where that cannot be reached and the Hugging Face cache is used.
+    ``notice`` is told where that cannot be reached and the Hugging Face cache is used.  lora: adapters that are merged.
     Raises `ModelNotFound`, `UsageError`, `InvalidModel`, `UnsupportedModel`, `HubError` or `StorageError`.
     """
+    opened = _open(source, revision, progress, notice)
+    return opened if not lora else with_adapters(opened, lora, progress, notice)
+
+
+def _open(source: str | Path, revision: str | None, progress: StageProgress, notice: Callable[[str], None]) -> Source:
     kind = next((one for one in _ADDED if one.claims(str(source))), None)
     if kind is not None:
         return kind.open(source, revision=revision, progress=progress)
-    named, path, place = hugging_face.find_folder(source, revision, progress, notice)
+    named, path, place = hubs.find_folder(source, revision, progress, notice)
     if is_gguf(place):
         return gguf.GgufSource(named, path, place)
     opened_as = modelslim.ModelSlimSource if modelslim.describes(place) else quantized.open_folder

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edge_llm.errors import EdgeLLMError, HubError, StorageError, UnsupportedModel
+from edge_llm.errors import EdgeLLMError, HubError, StorageError
 from edge_llm.files import shown
 
 
@@ -77,27 +77,3 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     text = str(error).strip().splitlines()
     return shown(text[0] if text else type(error).__name__, 100)
-
-
-def no_safetensors(repository: str, names: list[str], base: object) -> UnsupportedModel:
-    """The error for ``repository``, whose files are ``names``."""
-    if "adapter_config.json" in names:
-        return adapter_refusal(repository, base)
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        what = "its weights only as `.bin` or `.pt`, which can run code when loaded: take one with safetensors"
-    else:
-        what = "no model.safetensors: take a repository with a whole language model"
-    return UnsupportedModel(f"`{repository}` has {what}")
-
-
-def adapter_refusal(adapter: str, base: object) -> UnsupportedModel:
-    """The error for ``adapter``, which changes the model ``base`` where that is known."""
-    if isinstance(base, str) and base:
-        return UnsupportedModel(
-            f"`{shown(adapter)}` is an adapter (LoRA) of `{shown(base)}`; adapters are not supported yet: import "
-            f"`{shown(base)}` itself"
-        )
-    return UnsupportedModel(
-        f"`{shown(adapter)}` is an adapter (LoRA), not a whole model; adapters are not supported yet: import the model that "
-        "it was made for"
-    )

@@ -9,7 +9,6 @@ from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import parts_of_name, without_part
 from edge_llm.formats.safetensors import MODEL
-from edge_llm.sources.gguf_config import architectures, refusal
 
 DEFAULTS = ("Q4_K_M", "Q8_0")
 """What is taken where nothing is said: the first that is there, else the first file."""
@@ -59,13 +58,6 @@ def is_only_gguf(names: Iterable[str]) -> bool:
 def is_model(name: str) -> bool:
     """Whether a repository's file is a language model in GGUF, or a part of one."""
     return name.lower().endswith(".gguf") and _NO_MODEL.search(name) is None
-
-
-def check_runs(repository: str, about: object) -> None:
-    """Refuse what does not run before it is downloaded; ``about`` is what the hub says of the files, if it does."""
-    family = about.get("architecture") if isinstance(about, dict) else None
-    if isinstance(family, str) and family not in architectures():
-        raise refusal(f"`{repository}`", family)
 
 
 def float_bytes(name: str, nbytes: int) -> int:

@@ -1,28 +1,21 @@
-"""Hugging Face models: a folder or a hub id, and the digest that identifies a model."""
+"""Hugging Face folders, and the digest that identifies a model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from codecs import BOM_UTF8
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edge_llm.config import ModelConfig
-from edge_llm.errors import InvalidModel, UsageError
+from edge_llm.errors import InvalidModel
 from edge_llm.files import RegularFile, read_file, shown
-from edge_llm.formats.gguf import is_gguf, without_part
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import load_config
-from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources.hub import pull
-from edge_llm.sources.hub_gguf import model_name
-from edge_llm.sources.place import is_there, named_place, place_of, stands_for_folder
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
 from edge_llm.text.tokenizer import Tokenizer
@@ -111,42 +104,6 @@ class HuggingFaceSource:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def default_name(source: str | Path) -> str:
-    """The name for ``source`` when none is given: its last part, as a legal bundle name."""
-    path = expanded(source)
-    named = named_place(source) if isinstance(source, str) and not is_there(path) else None
-    is_file = is_gguf(path) and is_there(path)
-    cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
-    if named is not None:
-        last = model_name(named.repository, named.gguf) if named.gguf else named.repository.rpartition("/")[2]
-    elif is_file:
-        last = without_part(path.name)
-    elif cached:
-        last = cached.split("--")[-1]
-    else:
-        last = (path.absolute().parent if stands_for_folder(path) else path.absolute()).name
-    legal = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:96]
-    if not legal:
-        raise UsageError(f"`{shown(source)}` gives no usable model name; choose one with `--name`", param="name")
-    return safe_name(legal)
-
-
-def find_folder(
-    source: str | Path,
-    revision: str | None = None,
-    progress: StageProgress = ignore,
-    notice: Callable[[str], None] = ignore,
-) -> tuple[str, str, Path]:
-    """Kind (folder or hub), name and folder of ``source``; what is on the hub is downloaded first."""
-    place = place_of(source)
-    if place.folder is not None:
-        return "folder", str(place.folder), place.folder
-    found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
-    beside = f"models--{place.repository.replace('/', '--')}"
-    commit = found.parts[found.parts.index(beside) + 2]  # of the cache: beside/snapshots/COMMIT, and a GGUF file in it
-    return "hub", f"{place}@{commit}", found
 
 
 def stamp(path: Path) -> tuple[int, int, int]:

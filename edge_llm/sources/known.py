@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,13 @@ class KnownModel:
     """About the bytes of its weights as published."""
     gated: bool
     """Its terms must be accepted on its page before it can be downloaded."""
-    config: ModelConfig
-    """Its shapes; not all of its constants."""
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+    """What counts of its config.json."""
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Its shapes; not all of its constants.  Its family is loaded for that alone."""
+        return load_config(dict(self.raw))
 
     @property
     def name(self) -> str:
@@ -48,7 +54,7 @@ def known_models() -> tuple[KnownModel, ...]:
             one["repository"],
             one["download"],
             one.get("gated", False),
-            load_config(one["config"]),
+            one["config"],
         )
         for one in _table()["model"]
     )
@@ -87,8 +93,10 @@ def names_like(word: str) -> list[str]:
 def refuse_family(word: str) -> UnsupportedModel | None:
     """The error for ``word`` if it names a family that people ask for and that does not run here."""
     wanted = word.casefold()
+    runs = {family for model in known_models() if wanted.startswith(family := model.name.partition(":")[0])}
     for begins, what in _table()["not_yet"].items():
-        if re.fullmatch(rf"{re.escape(begins)}([-_:.]?\d.*|[-_:.].*)?", wanted):
+        is_meant = re.fullmatch(rf"{re.escape(begins)}([-_:.]?\d.*|[-_:.].*)?", wanted)
+        if is_meant and not any(family.startswith(begins) for family in runs):
             names = ", ".join(f"`{name}`" for name in short_names() if ":" not in name)
             return UnsupportedModel(
                 f"no model `{shown(word)}`: {what} cannot be run here yet; these are fetched by name: {names}; "

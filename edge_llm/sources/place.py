@@ -1,4 +1,4 @@
-"""Where a published model is that somebody names: a folder here, or a repository of the hub."""
+"""Where a published model is that somebody names: a folder here, or a repository of a hub."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unsupport
 from edge_llm.files import shown
 from edge_llm.formats.gguf import first_part, is_gguf
 from edge_llm.paths import expanded
-from edge_llm.sources.hub import is_repository
-from edge_llm.sources.hub_errors import adapter_refusal
+from edge_llm.sources.hub_files import adapter_refusal, is_repository
 from edge_llm.sources.hub_gguf import is_model, is_quantization
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
+from edge_llm.sources.modelscope_errors import host as modelscope_host
 from edge_llm.sources.modelslim_files import description_of
 from edge_llm.strict_json import read_object
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 _HOSTS = ("huggingface.co", "hf.co")
+MODELSCOPE = "modelscope"
+"""The hub beside Hugging Face's: what stands before `:ORG/NAME` says that it is meant."""
+_MODELSCOPE_HOSTS = ("modelscope.cn", "modelscope.ai")
 _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog", "posts", "models", "settings", "api")
 """What a page's path begins with that is no model's."""
 _AT_REVISION = ("tree", "blob", "resolve", "raw", "commit", "commits")
@@ -30,7 +33,7 @@ _OF_A_FOLDER = ("config.json", "model.safetensors.index.json", "tokenizer.json",
 
 @dataclass(frozen=True)
 class Place:
-    """Either a ``folder`` (or a GGUF file) or a ``repository`` of the hub, at a ``revision`` (None: its main one)."""
+    """Either a ``folder`` (or a GGUF file) or a ``repository`` of a hub, at a ``revision`` (None: its main one)."""
 
     folder: Path | None = None
     repository: str = ""
@@ -39,12 +42,15 @@ class Place:
     """What the shipped table says of it."""
     gguf: str = ""
     """The GGUF file of the repository that is meant, by its quantization or its name."""
+    hub: str = ""
+    """Which hub: `MODELSCOPE`, else Hugging Face's."""
 
     def __str__(self) -> str:
         """As `edge-llm import` takes it."""
         if self.folder:
             return str(self.folder)
-        return f"{self.repository}:{self.gguf}" if self.gguf else self.repository
+        named = f"{self.repository}:{self.gguf}" if self.gguf else self.repository
+        return f"{self.hub}:{named}" if self.hub else named
 
 
 def place_of(source: str | Path) -> Place:
@@ -89,14 +95,12 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def named_place(text: str) -> Place | None:
-    """What ``text`` names if it is no path: the address of a page, a hub id or a short name.
+    """What ``text`` names if it is no path: the address of a page, an id of a hub or a short name.
 
     Raises `UsageError` or `UnsupportedModel` for a page that is no model's.
     """
-    page = _page(text)
-    if page is not None:
-        repository, revision, gguf = page
-        return Place(None, repository, revision, None if gguf else find_known(repository), gguf)
+    if (place := _on_modelscope(text) or _page(text)) is not None:
+        return place
     if (known := find_known(text)) is not None:
         return Place(None, known.repository, None, known)
     repository, _, wanted = text.partition(":")
@@ -152,23 +156,42 @@ def _base_of(adapter_config: Path) -> object:
         return None
 
 
-def _page(text: str) -> tuple[str, str | None, str] | None:
-    """Repository, revision and GGUF file of the hub's page whose address is ``text``; None for what is no address."""
+def _on_modelscope(text: str) -> Place | None:
+    """The place of ``modelscope:ORG/NAME``, with a GGUF file and ``@REVISION`` or without."""
+    hub, _, named = text.strip().partition(":")
+    if hub.casefold() != MODELSCOPE:
+        return None
+    rest, _, revision = named.partition("@")
+    repository, _, gguf = rest.partition(":")
+    if not is_repository(repository) or (gguf and not (is_quantization(gguf) or is_model(gguf))):
+        raise UsageError(
+            f"`{shown(text)}` is no model of ModelScope; one looks like `modelscope:Qwen/Qwen3-0.6B`, or with a GGUF file "
+            "`modelscope:Qwen/Qwen3-0.6B-GGUF:Q8_0`",
+            param="source",
+        )
+    return Place(None, repository, revision or None, gguf=gguf, hub=MODELSCOPE)
+
+
+def _page(text: str) -> Place | None:
+    """The place of the hub's page whose address is ``text``; None for what is no address."""
     bare = text.strip()
-    if "://" not in bare and not bare.lower().removeprefix("www.").startswith(tuple(f"{host}/" for host in _HOSTS)):
+    known = tuple(f"{host}/" for host in (*_HOSTS, *_MODELSCOPE_HOSTS))
+    if "://" not in bare and not bare.lower().removeprefix("www.").startswith(known):
         return None
     try:
         address = urlsplit(bare if "://" in bare else f"https://{bare}")
         host = (address.hostname or "").removeprefix("www.")
     except ValueError:
         raise UsageError(f"`{shown(text)}` is no address; give a hub id or a folder", param="source") from None
+    parts = [unquote(part) for part in address.path.split("/") if part]
+    if address.scheme in ("http", "https") and host in (*_MODELSCOPE_HOSTS, modelscope_host()):
+        return _modelscope_page(text, parts)
     if address.scheme not in ("http", "https") or (host not in _HOSTS and host != _own_host()):
         raise UsageError(
             f"`{shown(text)}` is no page of {_HOSTS[0]}, or of the mirror that HF_ENDPOINT names; give a hub id such as "
             "`Qwen/Qwen2.5-0.5B-Instruct`, or a folder",
             param="source",
         )
-    parts = [unquote(part) for part in address.path.split("/") if part]
     repository, _, tag = "/".join(parts[:2]).partition(":")  # as ollama has it
     gguf = tag if is_quantization(tag) else ""
     if len(parts) < 2 or parts[0] in _NO_MODELS or not is_repository(repository):
@@ -178,7 +201,20 @@ def _page(text: str) -> tuple[str, str | None, str] | None:
         revision, rest = "/".join(parts[3:6]), parts[6:]
     if is_model("/".join(rest)):
         gguf = "/".join(rest)
-    return repository, None if revision == "main" else revision, gguf
+    return Place(None, repository, None if revision == "main" else revision, None if gguf else find_known(repository), gguf)
+
+
+def _modelscope_page(text: str, parts: list[str]) -> Place:
+    """The place of a page of ModelScope: models/ORG/NAME, and perhaps file/view/REVISION/FILE or resolve/REVISION/FILE."""
+    repository = "/".join(parts[1:3])
+    if parts[:1] != ["models"] or not is_repository(repository):
+        raise UsageError(
+            f"`{shown(text)}` is not the page of a model; those are like {_MODELSCOPE_HOSTS[0]}/models/ORG/NAME", param="source"
+        )
+    rest = parts[5:] if parts[3:5] == ["file", "view"] else parts[4:] if parts[3:4] == ["resolve"] else []
+    revision = rest[0] if rest and rest[0] != "master" else None
+    file = "/".join(rest[1:])
+    return Place(None, repository, revision, gguf=file if is_model(file) else "", hub=MODELSCOPE)
 
 
 def _own_host() -> str:
