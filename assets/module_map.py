@@ -1,4 +1,5 @@
-"""The generated parts of documents: floors and module map of docs/architecture.md, short names of docs/chat.md.
+"""The generated parts of documents: floors and module map of docs/architecture.md, short names of docs/chat.md, families of
+docs/support.md.
 
     python assets/module_map.py            print them
     python assets/module_map.py --write    put each between its markers
@@ -16,17 +17,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CHAT = ROOT / "docs" / "chat.md"
+SUPPORT = ROOT / "docs" / "support.md"
 SHORT_NAMES = ROOT / "edge_llm" / "sources" / "small_models.toml"
 HOUSE = ROOT / "tests" / "test_house.py"
+LLAMA_LIKE, OTHERS = ROOT / "tests" / "model_files.py", ROOT / "tests" / "families.py"
+TRAINED = {"llama": "SmolLM2-135M, stories260K", "gemma3_text": "Gemma 3 270M"}
+"""Trained models that were imported and run, by the family."""
 PACKAGES = ("scheduler", "kernels", "edge_llm")
 
 
 def floors() -> str:
     """The floors as `tests/test_house.py` has them, the highest first."""
-    assignments = (node for node in ast.parse(HOUSE.read_text()).body if isinstance(node, ast.Assign))
-    found = next(node.value for node in assignments if ast.unparse(node.targets[0]) == "FLOORS")
     rooms: dict[int, list[str]] = {}
-    for room, floor in ast.literal_eval(found).items():
+    for room, floor in ast.literal_eval(_assigned(HOUSE, "FLOORS")).items():
         rooms.setdefault(floor, []).append(room)
     return _block(f"{floor:>2}  {'  '.join(rooms[floor])}" for floor in sorted(rooms, reverse=True))
 
@@ -50,9 +53,53 @@ def short_names() -> str:
     return "\n".join(lines)
 
 
+def family_table() -> str:
+    """A table of all families with what is tried of each, as the tests have them."""
+    from edge_llm.models import families
+    from edge_llm.sources.gguf_config import ARCHITECTURES
+
+    of_gguf = {model_type: name for name, (model_type, _) in ARCHITECTURES.items()}
+    of_gguf |= {"mistral": of_gguf["llama"]} if "llama" in of_gguf else {}
+    tried = {name: _keys(path) for path, name in ((LLAMA_LIKE, "llama-like"), (OTHERS, "others"))}
+    lines = [
+        "| `model_type` | models | against transformers | INT8 and W4, one result in every way | GGUF | trained models |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family in families():
+        models = _first_sentence(ROOT / "edge_llm" / "models" / f"{family}.py").partition(":")[0].partition(" (arXiv")[0]
+        shapes = sum(_is_of(key, family) for keys in tried.values() for key in keys)
+        assert shapes, f"no test has a model of the family {family}"
+        checked = f"{shapes} tiny models" if shapes > 1 else "a tiny model"
+        gguf = f"`{of_gguf[family]}`" if family in of_gguf else "not yet"
+        lines.append(f"| `{family}` | {models} | {checked} | yes | {gguf} | {TRAINED.get(family, '')} |")
+    return "\n".join(lines)
+
+
+def _is_of(key: str, family: str) -> bool:
+    """Whether a test's model ``key`` is of ``family``: its first word begins the family's name, and no other one's."""
+    word = key.partition(",")[0]
+    return word == family or (word not in ("llama", "qwen2", "qwen3") and family.startswith(word))
+
+
+def _assigned(path: Path, name: str) -> ast.expr:
+    """The value of a constant."""
+    for node in ast.parse(path.read_text()).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and target and ast.unparse(target) == name:
+            return node.value
+    raise LookupError(f"{path} has no {name}")
+
+
+def _keys(path: Path) -> list[str]:
+    found = _assigned(path, "FAMILIES")
+    assert isinstance(found, ast.Dict)
+    return [ast.literal_eval(key) for key in found.keys if key is not None]
+
+
 PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     ARCHITECTURE: {"floors": floors, "module map": module_map},
     CHAT: {"short names": short_names},
+    SUPPORT: {"families": family_table},
 }
 """The parts of each page by the names of their markers."""
 
@@ -83,9 +130,12 @@ def _inner(folder: Path) -> Iterator[Path]:
 
 
 def _line(name: str, module: Path, depth: int) -> str:
+    return f"{'  ' * depth + name:<26}{_first_sentence(module)}".rstrip()
+
+
+def _first_sentence(module: Path) -> str:
     text = ast.get_docstring(ast.parse(module.read_text())) or ""
-    first = " ".join(text.split("\n\n")[0].split())
-    return f"{'  ' * depth + name:<26}{first}".rstrip()
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def _block(lines: Iterator[str]) -> str:
