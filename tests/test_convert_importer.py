@@ -477,21 +477,23 @@ def test_sources_that_are_refused(tiny_model: Callable[..., Path], tmp_path: Pat
         import_model(tiny_model(), target=tiny_model() / "inside")
 
 
-def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> None:
+def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     asked: list[tuple[str, str | None]] = []
+    snapshot = tmp_path / "models--org--tiny-model" / "snapshots" / "c0ffee"
+    shutil.copytree(tiny_model(), snapshot)
 
-    def pull(repository: str, revision: str | None, progress: Any, notice: Any) -> Path:
+    def pull(repository: str, revision: str | None, *_: object) -> Path:
         asked.append((repository, revision))
-        return tiny_model()
+        return snapshot
 
-    monkeypatch.setattr("edge_llm.sources.hugging_face.pull", pull)
+    monkeypatch.setattr("edge_llm.sources.hub.pull", pull)
     folder = import_model("org/tiny-model", revision="v1")
     assert asked == [("org/tiny-model", "v1")]
     assert folder.name == "tiny-model"
     with open_bundle(folder) as bundle:
         assert bundle.manifest["source"]["kind"] == "hub"
-        assert bundle.manifest["source"]["path"] == f"org/tiny-model@{tiny_model().name}"
-        assert bundle.float_source() == tiny_model()
+        assert bundle.manifest["source"]["path"] == "org/tiny-model@c0ffee"
+        assert bundle.float_source() == snapshot
 
 
 # --- bad sources ---------------------------------------------------------------------------------------------------

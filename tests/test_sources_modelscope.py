@@ -145,6 +145,25 @@ def test_a_gguf_file_is_chosen_by_its_quantization(serve: Callable[[Stub], Stub]
     assert "has no GGUF file `Q5_0`; there is: Q4_K_M, Q8_0" in pull(tmp_path, stub, f"{NAME}:Q5_0").error
 
 
+def test_of_a_repository_of_gguf_files_alone_one_is_taken(serve: Callable[[Stub], Stub], tmp_path: Path) -> None:
+    stub = serve(Stub({"m-Q8_0.gguf": os.urandom(20_000), "m-Q4_K_M.gguf": os.urandom(20_000), "config.json": b"{}"}))
+    for _ in range(2):  # the second time from the cache
+        assert pull(tmp_path, stub, NAME).folder.read_bytes() == stub.files["m-Q4_K_M.gguf"]
+        stub.status = 500
+
+
+def test_what_is_quantized_in_another_way_is_refused_before_its_weights_come(
+    serve: Callable[[Stub], Stub], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_model("llama")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    raw = json.loads(files["config.json"]) | {"quantization_config": {"quant_method": "exl2"}, "base_model": "org/base"}
+    stub = serve(Stub(files | {"config.json": json.dumps(raw).encode()}))
+    error = pull(tmp_path, stub, NAME).error
+    assert "by ExLlamaV2 (EXL2), which is not read here; import `org/base`, of which" in error
+    assert not stub.asked("model.safetensors")
+
+
 def test_revisions(serve: Callable[[Stub], Stub], scope: Stub, tmp_path: Path) -> None:
     scope.revisions = ("master", "v1.0")
     for call in ((f"{NAME}@v1.0",), (NAME, "--revision", "v1.0")):

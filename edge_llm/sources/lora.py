@@ -207,7 +207,8 @@ def adapted(source: Source, adapters: Sequence[tuple[Adapter, float]]) -> Adapte
 
 def check_mergeable(source: Source) -> None:
     """Raise `UnsupportedModel` where the source's integers are taken over as they are."""
-    if isinstance(source, QuantizedSource):
+    modules = (name.removesuffix(".weight") for name in source.names())
+    if isinstance(source, QuantizedSource) and any(source.static_scale(module) is not None for module in modules):
         raise UnsupportedModel(
             f"`{shown(source.path)}` is quantized to integers that are taken over as they are, so nothing can be merged into "
             "it: import the float model with --lora"
