@@ -24,15 +24,13 @@ from typing import Any
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.formats.limits import MAX_LAYERS, MOST
 from edge_llm.models.layer import Decoder, DescribedConfig
 from edge_llm.operations.base import Operation
 from edge_llm.operations.embedding import Embedding
 from edge_llm.operations.kinds import kinds
 from edge_llm.operations.layer import Layer
 
-MAX_LAYERS = 4096
-MOST = 2**31 - 1
-"""Of any whole number."""
 _OPTIONAL = {"cap"}
 _KEYS = {"embedding", "kinds", "pattern", "prefixes", "norm", "output", "tied"}
 _KIND = "kind"

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_llm.config import LlamaConfig, RopeScaling
 from edge_llm.errors import CorruptBundle
-from edge_llm.formats.description import MAX_LAYERS, MOST
+from edge_llm.formats.limits import MAX_LAYERS, MOST
 
 _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 

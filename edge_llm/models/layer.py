@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edge_llm.config import DEFAULT_SCHEME, ModelConfig
-from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import HIDDEN, HeadTurns
-from edge_llm.operations.embedding import Embedding
-from edge_llm.operations.layer import Layer
-from edge_llm.operations.linear import Linear
-from edge_llm.operations.norm import Norm
+
+if TYPE_CHECKING:
+    from edge_llm.operations.attention import Attention
+    from edge_llm.operations.embedding import Embedding
+    from edge_llm.operations.layer import Layer
+    from edge_llm.operations.linear import Linear
+    from edge_llm.operations.norm import Norm
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from edge_llm.operations.base import (
     Folding,
     Gain,
     HeadTurns,
-    HostCall,
     Op,
     Operation,
     Passes,
@@ -31,6 +30,7 @@ from edge_llm.operations.scores import PLAIN, FloatKV, Scores, attend, softmax
 from kernels import floats
 
 if TYPE_CHECKING:
+    from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.layer import Layer
 
 KEY_OFFSET = "k_offset"

@@ -1,7 +1,7 @@
 """What every operation of a layer says of itself, and what it is given when it runs.
 
-Whoever walks a layer asks in these words: `FloatRun` is the float reference, `Op` a call of a device, `HostCall` such a call on
-the host, `Place` channels whose size may be folded into weights.
+Whoever walks a layer asks in these words: `FloatRun` is the float reference, `Op` a call of a device (on the host as a
+`HostCall`), `Place` channels whose size may be folded into weights.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import numpy as np
 
 if TYPE_CHECKING:
     from edge_llm.operations.attention import Attention, Rope
+    from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.layer import Layer
-    from edge_llm.operations.linear import HostWeight, Linear
+    from edge_llm.operations.linear import Linear
     from edge_llm.operations.norm import Norm
     from edge_llm.operations.scores import FloatKV
-    from kernels import ThreadPool
     from kernels.activation import Activation
-    from kernels.program import Program
 
 HIDDEN = "hidden"
 """The buffer that layers hand on: float32 [tokens, hidden size]."""
@@ -168,73 +167,6 @@ class Op:
     def adds(self) -> str:
         """The buffer that is added to the result; empty when none is."""
         return self.reads[-1] if self.kind in ("linear", "merge") and self.linear.adds else ""
-
-
-class HostPages(Protocol):
-    """The keys and values of one layer, as the kernels keep them."""
-
-    @property
-    def k(self) -> np.ndarray: ...
-    @property
-    def k_scale(self) -> np.ndarray: ...
-    @property
-    def v(self) -> np.ndarray: ...
-    @property
-    def v_scale(self) -> np.ndarray: ...
-
-
-class HostTable(Protocol):
-    """A table whose rows are looked up: W [N, K] with its hot columns apart."""
-
-    @property
-    def integers(self) -> Mapping[str, np.ndarray]: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def weight_scale(self) -> np.ndarray: ...
-    @property
-    def hot_index(self) -> np.ndarray: ...
-    @property
-    def hot_weight(self) -> np.ndarray: ...
-    @property
-    def turn(self) -> int: ...
-
-
-class HostCall(Protocol):
-    """A call that is added to a program of the host: its arrays, and where it goes."""
-
-    @property
-    def op(self) -> Op: ...
-    @property
-    def native(self) -> Program:
-        """Takes kernel calls."""
-        ...
-
-    @property
-    def buffers(self) -> Mapping[str, np.ndarray]: ...
-    @property
-    def linears(self) -> Mapping[str, HostWeight]: ...
-    @property
-    def table(self) -> HostTable:
-        """Of an embedding."""
-        ...
-
-    @property
-    def gains(self) -> Mapping[str, np.ndarray]: ...
-    @property
-    def pages(self) -> HostPages: ...
-    @property
-    def tables(self) -> AllTables: ...
-    @property
-    def pool(self) -> ThreadPool: ...
-    @property
-    def shadow(self) -> bool:
-        """Whether outliers are added; else they are dropped, to see what they are worth."""
-        ...
-
-    def add(self, step: Callable[[int, np.ndarray | None], None]) -> None:
-        """Add a step of Python: it is told how many rows there are, and the array of a result that every run brings."""
-        ...
 
 
 class Passes(Protocol):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edge_llm.operations.base import HIDDEN, HostCall, Op, Runnable
+from edge_llm.operations.base import HIDDEN, Op, Runnable
+
+if TYPE_CHECKING:
+    from edge_llm.operations.host_call import HostCall
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from edge_llm.operations.base import (
     Buffers,
     FloatRun,
     Folding,
-    HostCall,
     Op,
     Operation,
     Passes,
@@ -23,6 +22,7 @@ from edge_llm.operations.base import (
 from kernels.activation import Activation
 
 if TYPE_CHECKING:
+    from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.layer import Layer
     from edge_llm.operations.linear import Linear
 

@@ -24,13 +24,13 @@ from edge_llm.operations.base import (
     Buffers,
     FloatRun,
     HeadTurns,
-    HostCall,
     Op,
     Operation,
     Passes,
 )
 
 if TYPE_CHECKING:
+    from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.layer import Layer
     from edge_llm.operations.norm import Norm
     from kernels import ThreadPool

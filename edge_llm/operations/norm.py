@@ -15,7 +15,6 @@ from edge_llm.operations.base import (
     FloatRun,
     Folding,
     Gain,
-    HostCall,
     Op,
     Operation,
     Passes,
@@ -23,6 +22,7 @@ from edge_llm.operations.base import (
 )
 
 if TYPE_CHECKING:
+    from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.layer import Layer
 
 
