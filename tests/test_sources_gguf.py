@@ -515,9 +515,8 @@ def test_gemma_3s_names_and_norms_are_those_of_its_folder(tmp_path):
     more = [floats(f"blk.0.{name}.weight", np.full(64, 1.25)) for name in ("post_attention_norm", "post_ffw_norm")]
     pairs = {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 32}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [*mine, *more]))
-    config = load_config(raw)
     with open_gguf(tmp_path / "m.gguf") as model:
-        tensors = GgufTensors(model, config, describe(config))
+        tensors = GgufTensors(model, describe(load_config(raw)))
         norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
         assert {f"{LAYER}{name}.weight" for name in norms} < set(tensors.names())
         assert (tensors.read(f"{LAYER}post_feedforward_layernorm.weight") == 0.25).all()
