@@ -65,9 +65,11 @@ def read_shape(
 ) -> Shape:
     """The sizes in a config.json; the arguments are the family's own values for keys that are absent.
 
-    None means as many key heads as query heads, and hidden size / heads.
+    None, and null there, means as many key heads as query heads, and hidden size / heads.
     """
     fields = Fields(raw)
+    kv_heads = None if fields.is_null("num_key_value_heads") else kv_heads
+    head_dim = None if fields.is_null("head_dim") else head_dim
     hidden = fields.integer("hidden_size", 1, 1 << 17)
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv = fields.integer("num_key_value_heads", 1, 4096, heads if kv_heads is None else kv_heads)
@@ -105,7 +107,7 @@ def read_head_dim(fields: Fields, hidden: int, heads: int, default: int | None) 
 def read_activation(raw: dict[str, Any], *keys: str, default: str) -> str:
     """The activation of gates: the first of ``keys`` that config.json has."""
     named = next((raw[key] for key in keys if raw.get(key) is not None), default)
-    if named not in _ACTIVATIONS:
+    if not isinstance(named, str) or named not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise UnsupportedModel(f"config.json: the activation `{shown(named)}` does not run here; these do: {known}")
     return _ACTIVATIONS[named]
@@ -129,11 +131,18 @@ def every(count: int, layers: int) -> list[str]:
 
 
 def read_rope(
-    raw: dict[str, Any], shape: Shape, *, theta: float = 10000.0, kind: str = "", theta_key: str = "rope_theta"
+    raw: dict[str, Any],
+    shape: Shape,
+    *,
+    theta: float = 10000.0,
+    kind: str = "",
+    theta_key: str = "rope_theta",
+    partial: float | None = None,
 ) -> Rope:
     """The rotary embedding in a config.json: of all layers, or of those of a ``kind`` of their own.
 
-    It stands in rope_parameters (of each kind, where kinds differ) or in rope_scaling beside ``theta_key``.
+    It stands in rope_parameters (of each kind, where kinds differ) or in rope_scaling beside ``theta_key``.  ``partial`` is the
+    share of a head that turns where nothing is said; None: the family turns whole heads, whatever is said.
     """
     fields = Fields(raw)
     parameters = fields.section("rope_parameters")
@@ -142,16 +151,23 @@ def read_rope(
     section = section if section is not None else fields.section("rope_scaling")
     rope = Fields(section)
     base = fields.number(theta_key, 1.0, MAX_THETA, theta)
-    if "rope_theta" in section:
+    if section.get("rope_theta") is not None:
         inner = rope.number("rope_theta", 1.0, MAX_THETA)
-        if theta_key in raw and inner != base:
+        if raw.get(theta_key) is not None and inner != base:
             raise InvalidModel(f"config.json gives two values for rope_theta: `{base:g}` and `{inner:g}`")
         base = inner
-    partial = rope.number("partial_rotary_factor", 0.0, 1.0, fields.number("partial_rotary_factor", 0.0, 1.0, 1.0))
-    dim = int(shape.head_dim * partial)
+    dim = shape.head_dim
+    if partial is not None:
+        said = fields.number("partial_rotary_factor", 0.0, 1.0, partial)
+        dim = int(dim * rope.number("partial_rotary_factor", 0.0, 1.0, said))
     if dim % 2:
         raise UnsupportedModel(f"config.json: a partial_rotary_factor that turns `{dim}` channels does not run here")
-    return Rope(dim, base, _scaling(rope, shape))
+    original = raw.get("original_max_position_embeddings")
+    rope = rope if original is None else Fields(section | {"original_max_position_embeddings": original})
+    try:
+        return Rope(dim, base, _scaling(rope, shape))
+    except ValueError as error:
+        raise InvalidModel(f"config.json: {error}") from None
 
 
 def _is_by_kind(parameters: dict[str, Any]) -> bool:
@@ -209,13 +225,14 @@ def _longrope(rope: Fields, shape: Shape) -> RopeKind:
     short, long = (_divisors(rope.raw.get(key), key) for key in ("short_factor", "long_factor"))
     original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, shape.context)
     factor = rope.number("attention_factor", 0.0, 1e6) if rope.raw.get("attention_factor") is not None else None
-    return LongRope(short, long, original, shape.context, shape.context, factor)
+    stretched = original * rope.number("factor", 1e-3, 1e6) if rope.raw.get("factor") is not None else shape.context
+    return LongRope(short, long, original, max(1, round(stretched)), shape.context, factor)
 
 
 def _divisors(values: object, key: str) -> tuple[float, ...]:
-    good = isinstance(values, list) and all(type(value) in (int, float) and 0 < value < 1e9 for value in values)
+    good = isinstance(values, list) and all(type(value) in (int, float) and 1e-6 <= value < 1e9 for value in values)
     if not good or not isinstance(values, list):
-        raise InvalidModel(f"config.json: {key} must be a list of numbers above 0, not `{shown(values)}`")
+        raise InvalidModel(f"config.json: {key} must be a list of numbers from 1e-6 on, not `{shown(values)}`")
     return tuple(float(value) for value in values)
 
 

@@ -26,8 +26,8 @@ from edge_llm.operations.scores import Scores
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: exaone4`` config.json."""
     fields = Fields(raw)
-    shape = read_shape(raw, context=2048, eps=1e-5)
-    window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
+    shape = read_shape(raw, kv_heads=32, context=2048, eps=1e-5)
+    window = 0 if fields.is_null("sliding_window") else fields.integer("sliding_window", 1, MAX_CONTEXT, 4096)
     rope = read_rope(raw, shape)
     norms = {f"{which}_norm": gain(f"{which}_norm", f"self_attn.{which}_norm", shape.head_dim) for which in ("q", "k")}
     kinds = read_layer_types(raw, shape.layers, _kinds(raw, shape.layers, window))

@@ -42,6 +42,10 @@ class Fields:
             raise InvalidModel(f"config.json: {key} must be a number from {low:g} to {high:g}, not `{shown(value)}`")
         return float(value)
 
+    def is_null(self, key: str) -> bool:
+        """Whether it is there, and null, which a family may take for something else than its default."""
+        return key in self.raw and self.raw[key] is None
+
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         value = self._value(key, default)

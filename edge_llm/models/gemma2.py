@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_llm.config import ModelConfig
+from edge_llm.errors import UnsupportedModel
 from edge_llm.models.blocks import (
     SLIDING,
     Shape,
@@ -35,7 +36,9 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     shape = read_shape(raw, kv_heads=4, head_dim=256, context=8192, tied=True)
     bias = fields.flag("attention_bias", False)
     scale = fields.number("query_pre_attn_scalar", 1e-6, 1e9, 256) ** -0.5
-    cap = fields.number("attn_logit_softcapping", 1e-6, 1e9, 50.0)
+    cap = cap_of(fields, "attn_logit_softcapping", 50.0)
+    if fields.flag("use_bidirectional_attention", False):
+        raise UnsupportedModel("config.json: use_bidirectional_attention does not run here")
     window = fields.integer("sliding_window", 1, MAX_CONTEXT, 4096)
     kinds = read_layer_types(raw, shape.layers, every(2, shape.layers))
     rope = read_rope(raw, shape)
@@ -48,8 +51,13 @@ def config(raw: dict[str, Any]) -> ModelConfig:
 
     factor = root(shape.hidden)
     norm = last_norm(shape, plus=1.0, factor=1 / factor if shape.tied else 1.0)
-    logits = fields.number("final_logit_softcapping", 1e-6, 1e9, 30.0)
+    logits = cap_of(fields, "final_logit_softcapping", 30.0)
     return described(shape, [layer(kind) for kind in kinds], norm, factor=factor, cap=logits)
+
+
+def cap_of(fields: Fields, key: str, default: float) -> float:
+    """A cap; null and 0 mean none."""
+    return 0.0 if fields.is_null(key) else fields.number(key, 0.0, 1e9, default)
 
 
 def layer_of(shape: Shape, attended: Sequence[Operation], mlp: Sequence[Operation]) -> tuple[Operation, ...]:

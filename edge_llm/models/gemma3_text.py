@@ -23,11 +23,9 @@ from edge_llm.models.blocks import (
     root,
 )
 from edge_llm.models.fields import MAX_CONTEXT, Fields
-from edge_llm.models.gemma2 import layer_of
+from edge_llm.models.gemma2 import cap_of, layer_of
 from edge_llm.operations.base import Operation
 from edge_llm.operations.scores import Scores
-
-__all__ = ["config"]
 
 
 def config(raw: dict[str, Any]) -> ModelConfig:
@@ -49,7 +47,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     activation = read_activation(raw, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
 
     def layer(kind: str) -> tuple[Operation, ...]:
-        scores = Scores(scale, window if kind == SLIDING else 0, _cap(fields, "attn_logit_softcapping"))
+        scores = Scores(scale, window if kind == SLIDING else 0, cap_of(fields, "attn_logit_softcapping", 0.0))
         return layer_of(
             shape,
             (
@@ -62,12 +60,8 @@ def config(raw: dict[str, Any]) -> ModelConfig:
 
     factor = root(shape.hidden)
     norm = last_norm(shape, plus=1.0, factor=1 / factor if shape.tied else 1.0)
-    cap = _cap(fields, "final_logit_softcapping")
+    cap = cap_of(fields, "final_logit_softcapping", 0.0)
     return described(shape, [layer(kind) for kind in kinds], norm, factor=factor, cap=cap)
-
-
-def _cap(fields: Fields, key: str) -> float:
-    return fields.number(key, 1e-6, 1e9) if fields.raw.get(key) is not None else 0.0
 
 
 def _local(raw: dict[str, Any]) -> dict[str, Any]:

@@ -25,15 +25,14 @@ from edge_llm.operations.norm import Norm
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: glm4`` config.json."""
     shape = read_shape(raw, kv_heads=2, head_dim=128, context=131072, eps=1.5625e-7)
-    raw = raw if _says_part(raw) else raw | {"partial_rotary_factor": 0.5}
-    rope = read_rope(raw, shape)
+    rope = read_rope(raw, shape, partial=0.5)
 
     def norm(name: str, module: str, reads: str, writes: str, adds: str = "") -> Norm:
         return Norm(gain(name, module, shape.hidden), shape.eps, reads, writes, adds)
 
     layer: tuple[Operation, ...] = (
         norm("attention_norm", "input_layernorm", HIDDEN, "normed"),
-        qkv(shape, bias=Fields(raw).flag("attention_bias", False), pairs=rope.dim),
+        qkv(shape, bias=Fields(raw).flag("attention_bias", True), pairs=rope.dim),
         attention(shape, rope),
         output(shape, writes="mixed"),
         norm("attention_post_norm", "post_self_attn_layernorm", "mixed", HIDDEN, HIDDEN),
@@ -42,8 +41,3 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         norm("mlp_post_norm", "post_mlp_layernorm", "mixed", HIDDEN, HIDDEN),
     )
     return described(shape, [layer] * shape.layers, last_norm(shape))
-
-
-def _says_part(raw: dict[str, Any]) -> bool:
-    sections = (raw, raw.get("rope_parameters"))
-    return any(isinstance(section, dict) and section.get("partial_rotary_factor") is not None for section in sections)

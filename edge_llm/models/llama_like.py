@@ -105,9 +105,9 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
         if where.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
             raise UnsupportedModel("config.json: a partial_rotary_factor other than 1 does not run here")
     theta = fields.number("rope_theta", 1.0, MAX_THETA, 10000.0)
-    if "rope_theta" in section:
+    if section.get("rope_theta") is not None:
         inner = rope.number("rope_theta", 1.0, MAX_THETA)
-        if "rope_theta" in fields.raw and inner != theta:
+        if fields.raw.get("rope_theta") is not None and inner != theta:
             raise InvalidModel(f"config.json gives two values for rope_theta: `{theta:g}` and `{inner:g}`")
         theta = inner
     if kind == "default":

@@ -23,9 +23,17 @@ from edge_llm.operations.base import HIDDEN, Operation
 from edge_llm.operations.norm import Norm
 from edge_llm.operations.scores import Scores
 
+_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+"""What a config.json without a word of it means."""
+
 
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: ministral3`` config.json."""
+    if all(raw.get(key) is None for key in ("rope_parameters", "rope_scaling")):
+        raw = raw | {"rope_parameters": _ROPE}
     fields = Fields(raw)
     shape = read_shape(raw, kv_heads=8, head_dim=128, context=262144, eps=1e-5)
     window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0

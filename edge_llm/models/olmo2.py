@@ -27,7 +27,8 @@ from edge_llm.operations.norm import Norm
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: olmo2`` config.json."""
     shape = read_shape(raw, context=2048, eps=1e-5)
-    layer = layer_of(raw, shape, attention(shape, read_rope(raw, shape), **norms_of_all(shape)))
+    attends = attention(shape, read_rope(raw, shape), **norms_of_all(shape))
+    layer = layer_of(raw, shape, attends, bias=Fields(raw).flag("attention_bias", False))
     return described(shape, [layer] * shape.layers, last_norm(shape))
 
 
@@ -37,9 +38,8 @@ def norms_of_all(shape: Shape) -> dict[str, Any]:
     return {f"{which}_norm": gain(f"{which}_norm", f"self_attn.{which}_norm", size) for which, size in sizes.items()}
 
 
-def layer_of(raw: dict[str, Any], shape: Shape, attends: Attention) -> tuple[Operation, ...]:
-    """A layer whose norms stand behind its parts."""
-    bias = Fields(raw).flag("attention_bias", False)
+def layer_of(raw: dict[str, Any], shape: Shape, attends: Attention, *, bias: bool = False) -> tuple[Operation, ...]:
+    """A layer whose norms stand behind its parts; ``bias`` is that of attention's linears."""
     activation = read_activation(raw, "hidden_act", default="silu")
 
     def norm(name: str, module: str) -> Norm:

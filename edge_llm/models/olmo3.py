@@ -14,7 +14,8 @@ from edge_llm.operations.scores import Scores
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: olmo3`` config.json."""
     shape = read_shape(raw, context=2048, eps=1e-5)
-    window = Fields(raw).integer("sliding_window", 1, MAX_CONTEXT, 4096)
+    fields = Fields(raw)
+    window, bias = fields.integer("sliding_window", 1, MAX_CONTEXT, 4096), fields.flag("attention_bias", False)
     plain = {key: value for key, value in raw.items() if key != "rope_scaling"}
     ropes = {kind: read_rope(plain if kind == SLIDING else raw, shape, kind=kind, theta=5e5) for kind in every(2, 2)}
     kinds = read_layer_types(raw, shape.layers, every(4, shape.layers))
@@ -23,6 +24,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
             raw,
             shape,
             attention(shape, ropes[kind], scores=Scores(window=window if kind == SLIDING else 0), **norms_of_all(shape)),
+            bias=bias,
         )
         for kind in set(kinds)
     }

@@ -30,7 +30,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     shape = read_shape(raw, context=4096, eps=1e-5)
     window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
     original = fields.integer("original_max_position_embeddings", 1, MAX_CONTEXT, 4096)
-    rope = read_rope(_with_original(raw, original), shape)
+    rope = read_rope(_with_original(raw, original), shape, partial=1.0)
     sizes, rows = (shape.q_size, shape.kv_size, shape.kv_size), shape.q_size + 2 * shape.kv_size
     firsts = (0, shape.q_size, shape.q_size + shape.kv_size)
     sources = [SourceRows("self_attn.qkv_proj", size, first, rows) for size, first in zip(sizes, firsts, strict=True)]
@@ -46,11 +46,9 @@ def config(raw: dict[str, Any]) -> ModelConfig:
 
 
 def _with_original(raw: dict[str, Any], original: int) -> dict[str, Any]:
-    """Where the scaling does not say for which context it is, config.json does."""
-    sections = {key: raw[key] for key in ("rope_parameters", "rope_scaling") if isinstance(raw.get(key), dict)}
+    """config.json with the context that LongRoPE is for, and its kind under the name of today."""
     older = {"su": "longrope", "yarn": "longrope"}
-    renamed = {
-        key: {**section, **{name: older.get(section[name], section[name]) for name in ("type", "rope_type") if name in section}}
-        for key, section in sections.items()
-    }
-    return raw | {key: {"original_max_position_embeddings": original, **section} for key, section in renamed.items()}
+    sections = {key: dict(raw[key]) for key in ("rope_parameters", "rope_scaling") if isinstance(raw.get(key), dict)}
+    for section in sections.values():
+        section |= {name: older[section[name]] for name in ("type", "rope_type") if str(section.get(name)) in older}
+    return raw | sections | {"original_max_position_embeddings": original}

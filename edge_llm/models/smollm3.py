@@ -8,6 +8,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel
 from edge_llm.files import shown
 from edge_llm.models.blocks import (
+    FULL,
     SLIDING,
     Shape,
     attention,
@@ -35,9 +36,10 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     shape = read_shape(raw, kv_heads=4, context=32768, tied=True)
     rope, still = read_rope(raw, shape, theta=2e6), Rope(0, 2e6)
     turns = _turns(raw, shape.layers)
-    kinds = read_layer_types(raw, shape.layers, ["full_attention"] * shape.layers)
-    windowed = fields.flag("use_sliding_window", False) and raw.get("sliding_window") is not None
-    window = fields.integer("sliding_window", 1, MAX_CONTEXT) if windowed else 0
+    window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
+    windowed = fields.flag("use_sliding_window", False) and window > 0
+    default = [SLIDING if windowed and not turning else FULL for turning in turns]
+    kinds = read_layer_types(raw, shape.layers, default)
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     activation = read_activation(raw, "hidden_act", default="silu")
 

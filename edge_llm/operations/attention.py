@@ -25,7 +25,7 @@ from edge_llm.operations.base import (
     Place,
     Vector,
 )
-from edge_llm.operations.rope_kinds import RopeKind
+from edge_llm.operations.rope_kinds import RopeKind, check_waves
 from edge_llm.operations.scores import PLAIN, FloatKV, Scores, attend, softmax
 from kernels import floats
 
@@ -47,6 +47,10 @@ class Rope:
     theta: float
     scaling: RopeKind | None = None
     """How its waves are stretched."""
+
+    def __post_init__(self) -> None:
+        if self.scaling is not None:
+            check_waves(self.scaling, self.theta, self.dim)
 
 
 @dataclass(frozen=True)

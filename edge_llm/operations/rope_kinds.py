@@ -174,6 +174,10 @@ class LongRope:
     long_scale: float | None = None
     """Of cosines and sines by the set, in the place of the one that the contexts say."""
 
+    def __post_init__(self) -> None:
+        if len(self.short) != len(self.long):
+            raise ValueError(f"{len(self.short)} divisors for short texts, and {len(self.long)} for long ones")
+
     @property
     def is_long(self) -> bool:
         return self.length > self.original_context
@@ -199,6 +203,18 @@ class LongRope:
 
 RopeKind = Plain | Stretched | Dynamic | Alpha | Proportional | Llama3 | Yarn | LongRope
 """How the waves of a rotary position embedding are made."""
+
+
+def check_waves(kind: RopeKind, theta: float, dim: int) -> None:
+    """Raises ValueError where ``kind`` gives no waves that can be computed with."""
+    if dim < 2 or dim % 2 or not theta > 0:
+        return
+    try:
+        values = [*kind.frequencies(theta, dim), kind.factor]
+    except ArithmeticError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"a rotation of {dim} channels by theta {theta:g} has no waves of the kind {kind.KIND}")
 
 
 def yarn_scale(stretch: float, mscale: float = 1.0) -> float:
