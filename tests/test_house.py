@@ -210,3 +210,19 @@ def test_files_and_functions_are_short(path):
     assert text.count("\n") <= 400
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert [node.name for node in functions if node.end_lineno - node.lineno + 1 > 60] == []
+
+
+CARD = {"ascend.devices.card.layers", "ascend.devices.card.whole", "ascend.devices.card_cost"}
+PEERS = {"bench.synthetic_onnx", "bench.synthetic_openvino"}
+KNOWERS = {
+    "glu": CARD | PEERS | {"ascend.devices.card.device", "bench.llama_shape"},
+    "norm": CARD | PEERS | {"subgraphs.placement"},
+}
+
+
+@pytest.mark.parametrize("kind", KNOWERS)
+def test_few_files_know_a_kind_of_operation(kind):
+    """What a kind is stands in its file; families describe layers with it, cards and other engines' files have their own form."""
+    found = {module_name(path) for path in modules() if f"edge_llm.operations.{kind}" in imports(path)}
+    others = {name for name in found if not name.startswith(("edge_llm.operations.", "edge_llm.models."))}
+    assert others == {f"edge_llm.{name}" for name in KNOWERS[kind]}
