@@ -222,7 +222,7 @@ KNOWERS = {
 
 @pytest.mark.parametrize("kind", KNOWERS)
 def test_few_files_know_a_kind_of_operation(kind):
-    """What a kind is stands in its file; families describe layers with it, cards and other engines' files have their own form."""
+    """Families describe layers with it; cards and files of other engines have their own form of it."""
     found = {module_name(path) for path in modules() if f"edge_llm.operations.{kind}" in imports(path)}
     others = {name for name in found if not name.startswith(("edge_llm.operations.", "edge_llm.models."))}
     assert others == {f"edge_llm.{name}" for name in KNOWERS[kind]}
