@@ -202,7 +202,6 @@ HUBS = {
         dict(files={"adapter_config.json": b"{}"}, info={"cardData": {"base_model": "org/base"}}),
         "is an adapter (LoRA) of `org/base`",
     ),
-    "GGUF": (dict(files={"x.gguf": b"", "config.json": b"{}"}), "only GGUF files"),
 }  # fmt: skip
 
 
@@ -234,7 +233,7 @@ def test_a_name_that_fits_two_models_or_is_taken_is_told_in_a_line(tiny_model, t
 
 SAID = {
     "gemma": "no model `gemma`: Gemma cannot be run here yet; these are fetched by name: `smollm2`, `qwen3`, ",
-    "Gemma3:4b": "Gemma cannot be run here yet",
+    "Gemma:7b": "Gemma cannot be run here yet",
     "phi4": "Phi cannot be run here yet",
     "mixtral:8x7b": "Mixtral, a mixture of experts, cannot be run here yet",
     "philosopher": None,
