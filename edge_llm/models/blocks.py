@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.fields import MAX_CONTEXT, MAX_THETA, Fields
@@ -298,6 +300,17 @@ def mlp(
     )
 
 
+def pre_norm_layer(shape: Shape, attended: Sequence[Operation], mlp: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Llama's layer: a norm before attention, and one before the MLP, which both add to the residual stream."""
+
+    def norm(name: str, module: str) -> Norm:
+        return Norm(gain(name, module, shape.hidden), shape.eps, HIDDEN, "normed")
+
+    return (
+        norm("attention_norm", "input_layernorm"), *attended, norm("mlp_norm", "post_attention_layernorm"), *mlp,
+    )  # fmt: skip
+
+
 def described(
     shape: Shape, layers: Sequence[tuple[Operation, ...]], norm: Norm, *, factor: float = 1.0, cap: float = 0.0
 ) -> DescribedConfig:
@@ -333,6 +346,4 @@ def last_norm(shape: Shape, *, plus: float = 0.0, factor: float = 1.0, centred: 
 
 def root(value: float) -> float:
     """The square root, rounded to float32 as models have it."""
-    import numpy as np
-
     return float(np.float32(math.sqrt(value)))

@@ -8,18 +8,16 @@ from edge_llm.config import ModelConfig
 from edge_llm.models.blocks import (
     attention,
     described,
-    gain,
     last_norm,
     mlp,
     output,
+    pre_norm_layer,
     qkv,
     read_activation,
     read_rope,
     read_shape,
 )
 from edge_llm.models.fields import Fields
-from edge_llm.operations.base import HIDDEN, Operation
-from edge_llm.operations.norm import Norm
 from edge_llm.operations.scores import Scores
 
 
@@ -33,13 +31,11 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     )
     activation = read_activation(raw, "hidden_act", default="silu")
-    layer: tuple[Operation, ...] = (
-        Norm(gain("attention_norm", "input_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+    attended = (
         qkv(shape, bias=bias),
         attention(shape, read_rope(raw, shape), scores=Scores(scale)),
         output(shape, bias=bias, factor=residual),
-        Norm(gain("mlp_norm", "post_attention_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
-        *mlp(shape, activation=activation, bias=mlp_bias, factor=residual),
     )
+    layer = pre_norm_layer(shape, attended, mlp(shape, activation=activation, bias=mlp_bias, factor=residual))
     norm = last_norm(shape, factor=1 / (logits * embedding) if shape.tied else 1 / logits)
     return described(shape, [layer] * shape.layers, norm, factor=embedding)

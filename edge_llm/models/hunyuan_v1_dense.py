@@ -12,14 +12,13 @@ from edge_llm.models.blocks import (
     last_norm,
     mlp,
     output,
+    pre_norm_layer,
     qkv,
     read_activation,
     read_rope,
     read_shape,
 )
 from edge_llm.models.fields import Fields
-from edge_llm.operations.base import HIDDEN, Operation
-from edge_llm.operations.norm import Norm
 
 ARCHITECTURE = "HunYuanDenseV1ForCausalLM"
 
@@ -32,12 +31,10 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         "q_norm": gain("q_norm", "self_attn.query_layernorm", shape.head_dim),
         "k_norm": gain("k_norm", "self_attn.key_layernorm", shape.head_dim),
     }
-    layer: tuple[Operation, ...] = (
-        Norm(gain("attention_norm", "input_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+    attended = (
         qkv(shape, bias=bias),
         attention(shape, read_rope(raw, shape), norm_last=True, **norms),
         output(shape, bias=bias),
-        Norm(gain("mlp_norm", "post_attention_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
-        *mlp(shape, activation=read_activation(raw, "hidden_act", default="silu")),
     )
+    layer = pre_norm_layer(shape, attended, mlp(shape, activation=read_activation(raw, "hidden_act", default="silu")))
     return described(shape, [layer] * shape.layers, last_norm(shape))

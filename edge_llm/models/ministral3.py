@@ -8,10 +8,10 @@ from edge_llm.config import ModelConfig
 from edge_llm.models.blocks import (
     attention,
     described,
-    gain,
     last_norm,
     mlp,
     output,
+    pre_norm_layer,
     qkv,
     read_activation,
     read_rope,
@@ -19,8 +19,6 @@ from edge_llm.models.blocks import (
 )
 from edge_llm.models.fields import MAX_CONTEXT, Fields
 from edge_llm.operations.attention import QueryGrowth
-from edge_llm.operations.base import HIDDEN, Operation
-from edge_llm.operations.norm import Norm
 from edge_llm.operations.scores import Scores
 
 _ROPE = {
@@ -37,14 +35,12 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     fields = Fields(raw)
     shape = read_shape(raw, kv_heads=8, head_dim=128, context=262144, eps=1e-5)
     window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
-    layer: tuple[Operation, ...] = (
-        Norm(gain("attention_norm", "input_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+    attended = (
         qkv(shape),
         attention(shape, read_rope(raw, shape, theta=1e6), scores=Scores(window=window), growth=_growth(raw)),
         output(shape),
-        Norm(gain("mlp_norm", "post_attention_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
-        *mlp(shape, activation=read_activation(raw, "hidden_act", default="silu")),
     )
+    layer = pre_norm_layer(shape, attended, mlp(shape, activation=read_activation(raw, "hidden_act", default="silu")))
     return described(shape, [layer] * shape.layers, last_norm(shape))
 
 

@@ -8,19 +8,17 @@ from edge_llm.config import ModelConfig
 from edge_llm.models.blocks import (
     attention,
     described,
-    gain,
     last_norm,
     linear,
     mlp,
     output,
+    pre_norm_layer,
     read_activation,
     read_rope,
     read_shape,
 )
 from edge_llm.models.fields import MAX_CONTEXT, Fields
-from edge_llm.operations.base import HIDDEN, Operation
 from edge_llm.operations.linear import SourceRows
-from edge_llm.operations.norm import Norm
 from edge_llm.operations.scores import Scores
 
 
@@ -34,14 +32,13 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     sizes, rows = (shape.q_size, shape.kv_size, shape.kv_size), shape.q_size + 2 * shape.kv_size
     firsts = (0, shape.q_size, shape.q_size + shape.kv_size)
     sources = [SourceRows("self_attn.qkv_proj", size, first, rows) for size, first in zip(sizes, firsts, strict=True)]
-    layer: tuple[Operation, ...] = (
-        Norm(gain("attention_norm", "input_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
+    attended = (
         linear("qkv", sources, shape.hidden, "normed", "qkv"),
         attention(shape, rope, scores=Scores(window=window)),
         output(shape),
-        Norm(gain("mlp_norm", "post_attention_layernorm", shape.hidden), shape.eps, HIDDEN, "normed"),
-        *mlp(shape, activation=read_activation(raw, "hidden_act", default="silu"), fused=True),
     )
+    activation = read_activation(raw, "hidden_act", default="silu")
+    layer = pre_norm_layer(shape, attended, mlp(shape, activation=activation, fused=True))
     return described(shape, [layer] * shape.layers, last_norm(shape))
 
 

@@ -10,13 +10,12 @@ from edge_llm.files import shown
 from edge_llm.models.blocks import (
     FULL,
     SLIDING,
-    Shape,
     attention,
     described,
-    gain,
     last_norm,
     mlp,
     output,
+    pre_norm_layer,
     qkv,
     read_activation,
     read_layer_types,
@@ -25,8 +24,7 @@ from edge_llm.models.blocks import (
 )
 from edge_llm.models.fields import MAX_CONTEXT, Fields
 from edge_llm.operations.attention import Rope
-from edge_llm.operations.base import HIDDEN, Operation
-from edge_llm.operations.norm import Norm
+from edge_llm.operations.base import Operation
 from edge_llm.operations.scores import Scores
 
 
@@ -45,20 +43,14 @@ def config(raw: dict[str, Any]) -> ModelConfig:
 
     def layer(turning: bool, kind: str) -> tuple[Operation, ...]:
         scores = Scores(window=window if kind == SLIDING else 0)
-        return (
-            _norm(shape, "attention_norm", "input_layernorm"),
+        attended = (
             qkv(shape, bias=bias),
             attention(shape, rope if turning else still, scores=scores),
             output(shape, bias=bias),
-            _norm(shape, "mlp_norm", "post_attention_layernorm"),
-            *mlp(shape, activation=activation, bias=mlp_bias),
         )
+        return pre_norm_layer(shape, attended, mlp(shape, activation=activation, bias=mlp_bias))
 
     return described(shape, [layer(*one) for one in zip(turns, kinds, strict=True)], last_norm(shape))
-
-
-def _norm(shape: Shape, name: str, module: str) -> Norm:
-    return Norm(gain(name, module, shape.hidden), shape.eps, HIDDEN, "normed")
 
 
 def _turns(raw: dict[str, Any], layers: int) -> list[bool]:

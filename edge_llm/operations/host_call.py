@@ -9,9 +9,48 @@ import numpy as np
 
 if TYPE_CHECKING:
     from edge_llm.operations.base import AllTables, Op
-    from edge_llm.operations.linear import HostWeight
     from kernels import ThreadPool
+    from kernels.activation import Activation
     from kernels.program import Program
+
+
+class HostWeight(Protocol):
+    """A weight W [N, K] that the host multiplies."""
+
+    def apply(
+        self,
+        x: np.ndarray,
+        pool: ThreadPool,
+        *,
+        add: np.ndarray | None = None,
+        shadow: bool = True,
+        gain: np.ndarray | None = None,
+        eps: float = 0.0,
+        gate: Activation | None = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """x float32 [M, K] -> y [M, N] (+ ``add``), or with a ``gate`` its activation of the left half times the right one.
+
+        With ``gain`` float32 [K] the rows are RMS normed first.  Without ``shadow`` outliers are dropped, to see what they
+        are worth.  A row's result does not depend on the other rows, on threads or on the instruction set.  Raises ValueError
+        for an activation that is not finite.
+        """
+        ...
+
+    def add_to(
+        self,
+        program: Program,
+        x: np.ndarray,
+        *,
+        add: np.ndarray | None,
+        shadow: bool,
+        gain: np.ndarray | None,
+        eps: float,
+        gate: Activation | None,
+        out: np.ndarray,
+    ) -> bool:
+        """Add `apply` to ``program``; false for a weight that no program can multiply."""
+        ...
 
 
 class HostPages(Protocol):

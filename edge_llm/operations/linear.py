@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -33,42 +33,9 @@ if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.layer import Layer
     from edge_llm.operations.norm import Norm
-    from kernels import ThreadPool
-    from kernels.activation import Activation
-    from kernels.program import Program
 
 _ROWS = 8192
 """Rows of a matrix that are multiplied at a time: it is not copied whole."""
-
-
-class HostWeight(Protocol):
-    """A weight that the host multiplies; `edge_llm.schemes.base.Weight` says how."""
-
-    def apply(
-        self,
-        x: np.ndarray,
-        pool: ThreadPool,
-        *,
-        add: np.ndarray | None = None,
-        shadow: bool = True,
-        gain: np.ndarray | None = None,
-        eps: float = 0.0,
-        gate: Activation | None = None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray: ...
-
-    def add_to(
-        self,
-        program: Program,
-        x: np.ndarray,
-        *,
-        add: np.ndarray | None,
-        shadow: bool,
-        gain: np.ndarray | None,
-        eps: float,
-        gate: Activation | None,
-        out: np.ndarray,
-    ) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ import numpy as np
 
 from edge_llm.config import ACTIVATIONS, ROW, STATIC
 from edge_llm.files import shown
+from edge_llm.operations.host_call import HostWeight
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment
-from kernels import ThreadPool
-from kernels.activation import Activation
-from kernels.program import Program
 
 if TYPE_CHECKING:
     from edge_llm.operations.linear import Linear
@@ -26,7 +24,7 @@ Facts = Mapping[str, Any]
 """What a manifest says of one linear beside its shape, such as its input scale."""
 
 
-class Weight(Protocol):
+class Weight(HostWeight, Protocol):
     """An opened weight W [N, K] with all that its product needs; its arrays do not change."""
 
     @property
@@ -42,41 +40,6 @@ class Weight(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it holds."""
-        ...
-
-    def apply(
-        self,
-        x: np.ndarray,
-        pool: ThreadPool,
-        *,
-        add: np.ndarray | None = None,
-        shadow: bool = True,
-        gain: np.ndarray | None = None,
-        eps: float = 0.0,
-        gate: Activation | None = None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """x float32 [M, K] -> y [M, N] (+ ``add``), or with a ``gate`` its activation of the left half times the right one.
-
-        With ``gain`` float32 [K] the rows are RMS normed first.  Without ``shadow`` outliers are dropped, to see what they
-        are worth.  A row's result does not depend on the other rows, on threads or on the instruction set.  Raises ValueError
-        for an activation that is not finite.
-        """
-        ...
-
-    def add_to(
-        self,
-        program: Program,
-        x: np.ndarray,
-        *,
-        add: np.ndarray | None,
-        shadow: bool,
-        gain: np.ndarray | None,
-        eps: float,
-        gate: Activation | None,
-        out: np.ndarray,
-    ) -> bool:
-        """Add `apply` to ``program``; false for a weight that no program can multiply."""
         ...
 
     def prepare(self, first: Self) -> None:
