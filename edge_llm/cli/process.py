@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -44,12 +45,13 @@ interrupts = _Interrupts()
 
 
 def prepare() -> None:
-    """Take care of Ctrl-C, of closed standard streams and of the tokenizers' threads; calling it again changes nothing."""
+    """Take care of Ctrl-C, of standard streams and of the tokenizers' threads; calling it again changes nothing."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a parent wants it to be ignored
         signal.signal(signal.SIGINT, interrupts)
     sys.unraisablehook = _on_unraisable
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one; a pool only costs threads and memory
     _open_standard_streams()
+    _keep_answers_apart()
 
 
 class SignalsThatCameLate:
@@ -91,11 +93,32 @@ def leave(code: int) -> NoReturn:
     The interpreter is not taken down: threads in native code do not survive that, and Ctrl-C means nothing there.
     """
     interrupts.running = False
-    atexit._run_exitfuncs()
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries say at their end is no part of an answer
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # its reader went away, or its disk is full
             stream.flush()
     os._exit(code)
+
+
+def _keep_answers_apart() -> None:
+    """Give answers a descriptor of their own, where no person reads them; file descriptor 1 is standard error from here on.
+
+    So what a device's libraries print, and the processes that they start, is not among the answers.  On a terminal it could
+    not be told apart, and line editing wants file descriptor 1.
+    """
+    answers = sys.stdout
+    if not isinstance(answers, io.TextIOWrapper) or answers.fileno() != 1 or answers.isatty():
+        return
+    answers.flush()
+    raw = io.FileIO(os.dup(1), "w")
+    sys.stdout = io.TextIOWrapper(
+        raw if answers.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        encoding=answers.encoding,
+        errors=answers.errors,
+        write_through=answers.write_through,
+    )
+    os.dup2(2, 1)
 
 
 def _on_unraisable(failure: Any) -> None:

@@ -17,33 +17,44 @@ _MOST = 1 << 16
 
 @contextmanager
 def own_stdout(who: str) -> Iterator[None]:
-    """Nothing that ``who`` writes inside the block, in Python or in C, comes out of file descriptor 1.
+    """Nothing that ``who`` writes inside the block, in Python or in C, comes out of file descriptor 1, or of `sys.stdout`.
 
     Its lines are logged instead.  A process without standard output is left as it is.
     """
     _flush()
-    kept = _kept()
-    if kept is None:
+    kept = [(one, copy) for one in sorted({1, _of_python()}) if (copy := _copied(one)) is not None]
+    if not kept:
         yield
         return
     try:
         with tempfile.TemporaryFile() as written:
-            os.dup2(written.fileno(), 1)
+            for one, _ in kept:
+                os.dup2(written.fileno(), one)
             try:
                 yield
             finally:
                 _flush()
-                os.dup2(kept, 1)
+                for one, copy in kept:
+                    os.dup2(copy, one)
                 written.seek(0)
                 _tell(who, written.read(_MOST))
     finally:
-        os.close(kept)
+        for _, copy in kept:
+            os.close(copy)
 
 
-def _kept() -> int | None:
-    """Another descriptor of standard output; None where there is none."""
+def _of_python() -> int:
+    """The descriptor that `sys.stdout` writes to, which may be another one than 1."""
     try:
-        return os.dup(1)
+        return sys.stdout.fileno()
+    except (OSError, ValueError, AttributeError):
+        return 1
+
+
+def _copied(descriptor: int) -> int | None:
+    """Another descriptor of the same; None where there is none."""
+    try:
+        return os.dup(descriptor)
     except OSError:
         return None
 
