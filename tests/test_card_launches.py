@@ -26,6 +26,7 @@ from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults
+from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
 from kernels.layout import unpack_tiles
@@ -256,6 +257,21 @@ def test_a_card_that_finds_no_scales_of_rows_has_one_for_all_and_says_so(monkeyp
     assert "the card finds no scales of rows" in caplog.text and "161002" in caplog.text
     assert not any(one.by_rows for one in runner.model.weights.use(0).traffic.layer.linears.values())
     assert np.array_equal(logits(runner, tokens), want)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(RuntimeError("error code is 507015"), "507015"), (DeviceError("the card has no memory left"), "no memory left")],
+    ids=["lost", "full"],
+)
+def test_a_card_that_fails_when_it_is_asked_for_scales_of_rows_is_not_said_to_have_none(monkeypatch, bundles, caplog, error, words):
+    def refused(calls, x):
+        raise error
+
+    monkeypatch.setattr(Calls, "quantize_rows", refused)
+    with pytest.raises(DeviceError, match=words):
+        runner_of(bundles["plain", True], placement="card")
+    assert "scales of rows" not in caplog.text
 
 
 @pytest.mark.parametrize("scale", [1e-4, 0.1, 3.0])

@@ -341,6 +341,48 @@ def test_wherever_the_card_fails_it_is_lost_by_name(card, bundles):
     assert not [text for text in told.values() if "\n" in text]
 
 
+REFUSALS = {
+    "a library is missing": (OSError("libatb.so: cannot open shared object file: No such file or directory"), "install NNAL"),
+    "an operator is missing": (
+        AttributeError("'_OpNamespace' 'npu' object has no attribute 'npu_rms_norm'"), "install a torch_npu that has it",
+    ),
+    "the compiler does not start": (
+        RuntimeError("OPS function error: Identity, error code is 500001\n[ERROR] EZ9999"),
+        "500001; `pip install absl-py`; ask again",
+    ),
+    "the kernels are another chip's": (RuntimeError("call aclnnRmsNorm failed, error code is 561103"), "row `CANN kernels`"),
+    "operators are forbidden": (RuntimeError("Acl op is disabled!\nmore"), "disabled!; `unset ACL_OP_INIT_MODE`"),
+    "streams are used up": (RuntimeError("Stream resources are insufficient"), "install Ascend HDK 25.5.1"),
+}  # fmt: skip
+"""What torch_npu may raise from an operator, and what the user is told to do."""
+
+
+def refused(folder: str) -> dict[str, str]:
+    """What is said of each of `REFUSALS` in a prompt, where one package of CANN's compiler is missing."""
+    from standins import kernels
+
+    from edge_llm.ascend.npu import settings
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    found, find = {}, settings.find_package
+    settings.find_package = lambda name, search: None if name == "absl-py" else find("torch", search)
+    runner = runner_of(bundle := open_bundle(Path(folder) / "tied"), placement="card")
+    for name, (error, _) in REFUSALS.items():
+        kernels.fail_operator("npu::npu_rms_norm", error=error)
+        found[name] = raised(kernels, "", lambda: runner.forward(runner.open(), tokens_of(bundle)))
+    return found
+
+
+def test_what_an_operator_raises_is_one_line_with_the_way_out(card, bundles):
+    found = card.run(refused, str(bundles))
+    for name, (_, words) in REFUSALS.items():
+        assert found[name].startswith("DeviceLost: the device `ascend` failed: ") and words in found[name], name
+        assert "\n" not in found[name] and "--device host" in found[name]
+
+
 def lost_for_good(placement: str) -> tuple[str, str, str]:
     """What the request says in whose middle the card answers nothing any more, what the next one is told, and by whom."""
     from standins import kernels

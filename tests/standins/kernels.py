@@ -45,7 +45,7 @@ _runtime.standin_begin_kernel.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes
 _runtime.standin_capture_kernel.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
 
 _recorded: list[Callable[[], None]] = []  # by number, what graphs replay
-_to_fail: dict[str, int] = {}  # operator -> how many calls until the one that fails
+_to_fail: dict[str, tuple[int, Exception]] = {}  # operator -> how many calls until the one that fails, and how
 _overrides: list[torch.library.Library] = []  # an override lasts as long as its library
 
 
@@ -74,17 +74,17 @@ def fail_runtime(rules: str) -> None:
     _runtime.standin_fail(rules.encode())
 
 
-def fail_operator(name: str, call: int = 1) -> None:
-    """The ``call``-th next call of the operator raises as if the card had failed."""
-    _to_fail[name] = call
+def fail_operator(name: str, call: int = 1, error: Exception | None = None) -> None:
+    """The ``call``-th next call of the operator raises ``error``, or as if the card had failed."""
+    _to_fail[name] = call, error or RuntimeError(f"OPS function error: {name}, error code is 507015")
 
 
 def _fail_if_told(name: str) -> None:
     if name in _to_fail:
-        _to_fail[name] -= 1
-        if not _to_fail[name]:
-            del _to_fail[name]
-            raise RuntimeError(f"OPS function error: {name}, error code is 507015")
+        left, error = _to_fail.pop(name)
+        if left == 1:
+            raise error
+        _to_fail[name] = left - 1, error
 
 
 # ---- overrides

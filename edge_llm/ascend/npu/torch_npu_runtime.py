@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from weakref import WeakValueDictionary
 from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import check_capture, chunk_attention
 from edge_llm.ascend.npu.pci import is_own_host
+from edge_llm.ascend.npu.remedies import means_lost, with_remedy
 from edge_llm.ascend.npu.runtime import CaptureRefused, Completion, Counters, Work
 from edge_llm.ascend.npu.settings import graph_findings
 from edge_llm.errors import DeviceError, DeviceLost
@@ -88,10 +88,10 @@ class TorchNpuRuntime:
         graph = self._npu.NPUGraph()
         try:
             self._record(graph, work)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             if _loses_the_card(error):
                 raise _lost(error) from error
-            self.capture_refusal = _first_line(_first_cause(error))
+            self.capture_refusal = with_remedy(_first_line(_first_cause(error)), " ".join(map(str, _chain(error))))
             raise CaptureRefused(self.capture_refusal) from error
         self.counters.captures += 1
         return _NpuGraph(graph, self.counters)
@@ -234,13 +234,8 @@ def _modes_as_before() -> Iterator[None]:
             _pop_mode()
 
 
-_INVALIDATED_CAPTURE = 507903
-
-
 def _loses_the_card(error: BaseException) -> bool:
-    """Whether the card itself failed: its codes are 507xxx, all but the one of a capture that something else ended."""
-    texts = " ".join(map(str, _chain(error)))
-    return any(int(code) != _INVALIDATED_CAPTURE for code in re.findall(r"\b507[0-9]{3}\b", texts))
+    return means_lost(" ".join(map(str, _chain(error))))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -261,7 +256,12 @@ def _first_line(error: BaseException) -> str:
 
 def _lost(error: BaseException) -> DeviceLost:
     _never_free_pinned()
-    return DeviceLost("ascend", _first_line(error))
+    return DeviceLost("ascend", with_remedy(_first_line(error), str(error)))
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether torch_npu raised it: its own errors, of a library that it cannot load, or of an operator that it does not have."""
+    return not isinstance(error, AttributeError) or "_OpNamespace" in str(error)
 
 
 @contextmanager
@@ -269,7 +269,9 @@ def _failures() -> Iterator[None]:
     """What torch_npu raises, as one of the tree's errors."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError, AttributeError) as error:
+        if not _is_of_torch(error):
+            raise
         reason = _first_line(error)
         if "out of memory" in reason.lower():
             raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error

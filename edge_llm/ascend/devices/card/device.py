@@ -24,6 +24,7 @@ from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import INT8_COLUMNS, ChipLaw
 from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports, swiglu_refusal
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
+from edge_llm.ascend.npu.remedies import means_lost
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.config import NOT_RECORDED, ROW, STATIC
 from edge_llm.devices.arrays import HostArrays
@@ -31,7 +32,7 @@ from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, R
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
-from edge_llm.errors import DeviceError, UsageError
+from edge_llm.errors import DeviceError, DeviceLost, UsageError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
@@ -202,14 +203,19 @@ def _able(law: ChipLaw) -> list[str]:
 
 
 def _rows_refused(runtime: Runtime, law: ChipLaw) -> str:
-    """Why rows have no scale of their own on the card, whose documents do not agree; empty where they have."""
+    """Why rows have no scale of their own on the card, whose documents do not agree; empty where they have.
+
+    Raises `DeviceError` where the card fails at anything.
+    """
     import torch
 
     rows = torch.zeros((1, INT8_COLUMNS), dtype=torch.float16)
     try:
         run(runtime, lambda: Calls(law).quantize_rows(rows.to(runtime.device)))
-    except DeviceError as error:
-        return str(error)
+    except DeviceLost as error:
+        if means_lost(error.failure):
+            raise
+        return error.failure
     return ""
 
 
