@@ -80,7 +80,8 @@ def test_figures_and_words_of_the_trade_stay(text):
 # ---- what goes
 
 LETTERS = st.text(string.ascii_letters, min_size=5, max_size=12).map(lambda text: f"zq{text}")
-NAMES = LETTERS | st.text("\u5f20\u4e09\u674e\u56db\u738b", min_size=3, max_size=4)
+HAN = st.text("\u5f20\u4e09\u674e\u56db\u738b", min_size=2, max_size=4)
+NAMES = LETTERS | HAN
 COMPONENTS = st.text(string.ascii_letters + string.digits + "-_.", min_size=4, max_size=12).map(lambda text: f"zq{text}")
 SERIALS = st.one_of(
     st.text(string.digits, min_size=9, max_size=20),
@@ -112,6 +113,30 @@ def test_no_path_is_in_it_though_nobody_knows_its_folders(place, sentence, parts
 def test_no_path_with_spaces_is_in_it(place, quotes, parts):
     text = posted((), **{place: f"No such file: {quotes.format('/' + ' a/'.join(parts))}"})
     assert not [part for part in parts if part in text]
+
+
+@given(st.sampled_from(PLACES), st.sampled_from(SENTENCES), st.lists(COMPONENTS, min_size=2, max_size=4), st.sampled_from("/~"))
+def test_no_folder_with_spaces_in_its_name_is_in_it(place, sentence, parts, root):
+    path = f"{root}/mnt/{' '.join(parts)}/weights.bin"
+    text = posted((), **{place: sentence.format(path)})
+    assert not [part for part in parts if part in text]
+
+
+@given(HAN, st.sampled_from(["\u4e3b\u673a{}\u5931\u8d25", "{}\u7684\u6587\u4ef6", "{}"]))
+def test_no_name_is_in_a_text_that_has_no_spaces(name, sentence):
+    """Whose names they are says `names_here`."""
+    text = sentence.format(name)
+    assert name not in posted(names_here({"USER": name}), what=text, error=text)
+
+
+def test_a_name_is_hidden_however_its_accents_are_written():
+    for name, written in (("jos\u00e9", "jose\u0301"), ("jose\u0301", "jos\u00e9")):
+        assert shareable(report(what=f"{written} may not"), {name})["versions"]["what"] == "NAME may not"
+
+
+def test_what_is_between_a_path_and_a_rate_stays():
+    text = shareable(report(what="/opt/x copies at 12.5 GB/s"), ())["versions"]["what"]
+    assert text == "PATH copies at 12.5 GB/s"
 
 
 @given(st.sampled_from(PLACES), st.sampled_from(SENTENCES), SERIALS)

@@ -272,6 +272,9 @@ BAD = {
     "weights with an int8 offset": (_more("mlp.up_proj.weight_offset", np.int8), UnsupportedModel, "weight_offset"),
     "weights with an int32 offset": (_more("mlp.up_proj.weight_offset", np.int32), UnsupportedModel, "weight_offset"),
     "kinds mixed": (_kind("self_attn.k_proj.weight", "FLOAT"), UnsupportedModel, "INT8"),
+    "factors of an input": (_more("mlp.down_proj.div.mul_scale", np.float32), UnsupportedModel, "div.mul_scale` has no place"),
+    "a module in a module": (_more("self_attn.o_proj.linear.weight", np.float32), UnsupportedModel, "o_proj.linear.weight"),
+    "what nobody knows": (_more("mlp.up_proj.another", np.float32), UnsupportedModel, "mlp.up_proj.another"),
     "norm with a bias": (
         lambda made: made.tensors.update({LAYER + "input_layernorm.bias": np.ones(64, np.float32)}),
         UnsupportedModel,
@@ -292,6 +295,14 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, case):
     with pytest.raises(error, match=said):
         import_model(tmp_path / "slim", target=tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_how_another_engine_keeps_keys_is_no_matter(tmp_path):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    made = quantized(random_tensors(raw), np.random.default_rng(0))
+    made.tensors |= {f"{LAYER}self_attn.k_proj.kv_{part}": np.ones(32, np.float32) for part in ("cache_scale", "cache_offset", "scale")}
+    write_checkpoint(tmp_path / "slim", raw, made)
+    assert import_model(tmp_path / "slim", target=tmp_path / "bundle").is_dir()
 
 
 def test_a_norm_whose_bias_is_zero_is_taken(tmp_path):

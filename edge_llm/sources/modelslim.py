@@ -34,6 +34,8 @@ FLOAT, W8A8 = "FLOAT", "W8A8"
 _MAX_DESCRIPTION_BYTES = 16 << 20
 _MAX_DESCRIPTION_VALUES = 1 << 20
 _BESIDE = ("bias", "deq_scale", "quant_bias", "input_scale", "input_offset", "weight_scale", "weight_offset")
+_OF_KEYS = "kv_"
+"""How a tensor's name begins that lies beside a module which makes keys or values, and says how another engine may keep those."""
 _NEEDED = ("weight", "deq_scale", "quant_bias", "input_scale", "input_offset")
 _LARGEST_SCALE = 1e30
 _READERS = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
@@ -56,6 +58,7 @@ class ModelSlimSource(HuggingFaceSource):
             self.config = self._with_biases(self.config)
             self._biases = dict(_biases(describe(self.config)))
             self._check_norms()
+            self._check_beside()
         except BaseException:
             self.close()
             raise
@@ -235,6 +238,18 @@ class ModelSlimSource(HuggingFaceSource):
                     "quantize without a shift (anti_method m4 or m6)"
                 )
 
+    def _check_beside(self) -> None:
+        """Refuse what lies beside the weights of a module and has no place in its product, such as factors of its input."""
+        known = {f"{module}.{part}" for module in self._modules for part in ("weight", *_BESIDE)}
+        for name in self._weights.names():
+            of_keys = name.rpartition(".")[2].startswith(_OF_KEYS)
+            if name in known or of_keys or not any(inside in self._modules for inside in _outer(name)):
+                continue
+            raise UnsupportedModel(
+                f"`{shown(name)}` has no place in a {W8A8} or {FLOAT} product; quantize without what puts it there, such as a "
+                "way against outliers that is not folded into norms, or import the float model"
+            )
+
 
 def names_in(folder: Path) -> list[str]:
     """The names of the files in ``folder``; none where it cannot be listed."""
@@ -257,6 +272,12 @@ def _biases(decoder: Decoder) -> Iterator[tuple[str, int]]:
     for prefix, linear in linears_of(decoder):
         if linear.bias:
             yield from ((f"{prefix}{source.source}.bias", source.count) for source in linear.sources)
+
+
+def _outer(name: str) -> Iterator[str]:
+    """The modules that a tensor may lie in, from the outside."""
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts)))
 
 
 def _is_norms_own(name: str) -> bool:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +25,13 @@ LEFT_OUT = ("models", "npu-smi", "ascend numa")
 """Findings that are places and nothing else."""
 LONGEST_TEXT = 600
 SHORTEST_NAME = 3
+"""Of those in ASCII; others are shorter."""
 NO_NAMES = {"home", "root", "usr", "local", "tmp", "var", "opt", "data", "mnt", "srv", "localhost", "edge-llm", "edge_llm"}
 """Of folders and users on any machine."""
 PLACE, NAME, NUMBER = "PATH", "NAME", "NUMBER"
 _QUOTED = re.compile(r"""(['"`])(?:(?!\1).)*[/\\](?:(?!\1).)*\1""", re.DOTALL)
+_SPACED = re.compile(r"(?<![\w/\\~])(?:[/~]|[A-Za-z]:\\)\S*(?: [^\s/\\]+){0,4}? [^\s/\\]+[/\\]\S*")
+"""A path whose folders have spaces in their names: a word with a slash inside follows one that begins a path."""
 _RATE = re.compile(r"\(?[A-Za-z]{1,10}/s[,;.)]?")
 _DEVICE = re.compile(r"\(?/dev/(?:davinci(?:\d{1,3}|\*|_manager)|devmm_svm|hisi_hdc|svm0|ascend_manager|user_config)[,.:;)]*")
 _FLOAT = re.compile(r"-?(?:\d{1,12}\.\d{1,12}|inf|nan)")
@@ -73,9 +77,8 @@ class _Hidden:
     """Takes out of texts what points at a person, a machine or a place."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        words = sorted({name for name in names if name}, key=len, reverse=True)
-        joined = "|".join(map(re.escape, words))
-        self._names = re.compile(rf"(?<![^\W_])(?:{joined})(?![^\W_])", re.IGNORECASE) if words else None
+        words = sorted({unicodedata.normalize("NFC", name) for name in names if name}, key=len, reverse=True)
+        self._names = re.compile("|".join(map(_name, words)), re.IGNORECASE) if words else None
 
     def all(self, value: Any) -> Any:
         """``value`` with every text in it hidden; its keys are this program's own words."""
@@ -88,12 +91,24 @@ class _Hidden:
     def text(self, text: str) -> str:
         if _FLOAT.fullmatch(text):
             return text
-        text = _QUOTED.sub(PLACE, text)
+        text = _QUOTED.sub(PLACE, unicodedata.normalize("NFC", text))
+        text = _SPACED.sub(lambda found: _spaced(found[0]), text)
         text = re.sub(r"\S*[/\\]\S*", lambda found: _place(found[0]), text)
         if self._names:
             text = self._names.sub(NAME, text)
         text = _ADDRESS.sub(NUMBER, text)
         return _WORD.sub(lambda found: NUMBER if _is_number(found[0]) else found[0], text)[:LONGEST_TEXT]
+
+
+def _name(name: str) -> str:
+    """A pattern for a name: as a word of its own, or anywhere where its script puts no spaces between words."""
+    pattern = re.escape(name)
+    return rf"(?<![^\W_]){pattern}(?![^\W_])" if name.isascii() else pattern
+
+
+def _spaced(words: str) -> str:
+    last = words.rpartition(" ")[2]
+    return words if _RATE.fullmatch(last) else _place(last)
 
 
 def _place(word: str) -> str:
@@ -120,4 +135,4 @@ def names_here(environment: Mapping[str, str] | None = None) -> set[str]:
     told |= {part for name in told for part in name.split(".")}
     for folder in (environment.get("HOME", ""), environment.get("EDGE_LLM_HOME", ""), environment.get("PWD", "")):
         told |= {word for part in Path(folder).parts for word in (part, *part.split())}
-    return {name for name in told if len(name) >= SHORTEST_NAME and name.lower() not in NO_NAMES}
+    return {name for name in told if len(name) >= SHORTEST_NAME - (not name.isascii()) and name.lower() not in NO_NAMES}
