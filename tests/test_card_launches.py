@@ -264,7 +264,7 @@ def test_a_card_that_finds_no_scales_of_rows_has_one_for_all_and_says_so(monkeyp
     [(RuntimeError("error code is 507015"), "507015"), (DeviceError("the card has no memory left"), "no memory left")],
     ids=["lost", "full"],
 )
-def test_a_card_that_fails_when_it_is_asked_for_scales_of_rows_is_not_said_to_have_none(monkeypatch, bundles, caplog, error, words):
+def test_a_card_that_fails_when_asked_for_scales_of_rows_is_not_said_to_have_none(monkeypatch, bundles, caplog, error, words):
     def refused(calls, x):
         raise error
 

@@ -300,7 +300,8 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, case):
 def test_how_another_engine_keeps_keys_is_no_matter(tmp_path):
     raw = tiny_config("llama", num_hidden_layers=1)
     made = quantized(random_tensors(raw), np.random.default_rng(0))
-    made.tensors |= {f"{LAYER}self_attn.k_proj.kv_{part}": np.ones(32, np.float32) for part in ("cache_scale", "cache_offset", "scale")}
+    parts = ("cache_scale", "cache_offset", "scale")
+    made.tensors |= {f"{LAYER}self_attn.k_proj.kv_{part}": np.ones(32, np.float32) for part in parts}
     write_checkpoint(tmp_path / "slim", raw, made)
     assert import_model(tmp_path / "slim", target=tmp_path / "bundle").is_dir()
 

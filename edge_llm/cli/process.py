@@ -113,7 +113,7 @@ def _keep_answers_apart() -> None:
     answers.flush()
     raw = io.FileIO(os.dup(1), "w")
     sys.stdout = io.TextIOWrapper(
-        raw if answers.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        raw if answers.write_through else io.BufferedWriter(raw),
         encoding=answers.encoding,
         errors=answers.errors,
         write_through=answers.write_through,

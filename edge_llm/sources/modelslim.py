@@ -35,7 +35,7 @@ _MAX_DESCRIPTION_BYTES = 16 << 20
 _MAX_DESCRIPTION_VALUES = 1 << 20
 _BESIDE = ("bias", "deq_scale", "quant_bias", "input_scale", "input_offset", "weight_scale", "weight_offset")
 _OF_KEYS = "kv_"
-"""How a tensor's name begins that lies beside a module which makes keys or values, and says how another engine may keep those."""
+"""How the name of a tensor beside a module begins which says how another engine may keep keys and values."""
 _NEEDED = ("weight", "deq_scale", "quant_bias", "input_scale", "input_offset")
 _LARGEST_SCALE = 1e30
 _READERS = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}

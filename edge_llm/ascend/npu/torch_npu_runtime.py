@@ -260,7 +260,7 @@ def _lost(error: BaseException) -> DeviceLost:
 
 
 def _is_of_torch(error: BaseException) -> bool:
-    """Whether torch_npu raised it: its own errors, of a library that it cannot load, or of an operator that it does not have."""
+    """Whether torch_npu raised it: an error of its own, of a library that it cannot load, or of an operator that it lacks."""
     return not isinstance(error, AttributeError) or "_OpNamespace" in str(error)
 
 
