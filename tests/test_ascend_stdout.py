@@ -1,4 +1,4 @@
-"""What torch_npu writes to standard output does not come out there, from Python or from C, at its import, later or at the end."""
+"""What torch_npu writes to standard output does not come out there, from Python or from C: at its import, later, at the end."""
 
 import json
 import logging
