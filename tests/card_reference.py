@@ -40,7 +40,7 @@ def run_layer(layer, block, hidden, tables):
         if isinstance(one, Norm):
             y = norm(one, block.gains, x)
         elif isinstance(one, Linear):
-            y = product(block.linears[one.name], x, isinstance(layer.writer(one.reads, one), GLU))
+            y = product(block.linears[one.name], x, by_rows=True)
             y = np.float32(buffers[one.adds]) + np.float32(y) if one.adds else y
         elif isinstance(one, GLU):
             gate, up = np.split(float16(x).astype(float), 2, axis=1)

