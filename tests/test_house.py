@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ FLOORS = {
 }  # fmt: skip
 LONGEST_CHAIN = 15
 """Modules of which each imports the next when it is loaded: to understand the first, one may have to read all the others."""
+FACE = "edge_llm"
+"""It hands on names of files that ask it for the version."""
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache"}
@@ -138,9 +141,9 @@ def test_scheduler_needs_only_the_standard_library():
             assert top in sys.stdlib_module_names or top == "scheduler", f"{path.name} imports {imported}"
 
 
-def imported_on_load(path, known):
-    """The modules among ``known`` that the file at ``path`` imports outside of its functions and conditions."""
-    for node in ast.parse(path.read_text()).body:
+def imported_among(nodes, known):
+    """The modules among ``known`` that ``nodes`` import."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -148,11 +151,39 @@ def imported_on_load(path, known):
             yield from ({name if name in known else node.module for name in inner} & known)
 
 
+def circle(needs):
+    """Modules of which each needs the next, the first again at the end; empty where there are none."""
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as found:
+        return found.args[1][::-1]
+    return []
+
+
+def test_no_files_know_each_other():
+    """What is imported for types alone, or by a function, counts: one who reads a file reads what it names."""
+    paths = {module_name(path): path for path in modules()}
+    needs = {name: set(imported_among(ast.walk(ast.parse(path.read_text())), paths.keys())) for name, path in paths.items()}
+    del needs[FACE]
+    assert not (found := circle(needs)), " > ".join(found)
+
+
+def test_a_circle_of_types_is_found(tmp_path):
+    (tmp_path / "a.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B\n")
+    (tmp_path / "b.py").write_text("def b():\n    import c\n")
+    (tmp_path / "c.py").write_text("from a import A\n")
+    needs = {name: set(imported_among(ast.walk(ast.parse((tmp_path / f"{name}.py").read_text())), set("abc"))) for name in "abc"}
+    found = circle(needs)
+    assert set(found) == set("abc")
+    assert all(after in needs[before] for before, after in pairwise(found))
+
+
 def test_chains_of_imports_are_short():
     paths = {module_name(path): path for path in modules()}
-    needs = {name: set(imported_on_load(path, paths.keys())) - {name} for name, path in paths.items()}
+    trees = {name: ast.parse(path.read_text()) for name, path in paths.items()}
+    needs = {name: set(imported_among(tree.body, paths.keys())) - {name} for name, tree in trees.items()}
     chain = {}
-    for name in TopologicalSorter(needs).static_order():  # raises CycleError for a circle
+    for name in TopologicalSorter(needs).static_order():
         chain[name] = [name, *max((chain[needed] for needed in needs[name]), key=len, default=[])]
     longest = max(chain.values(), key=len)
     assert len(longest) <= LONGEST_CHAIN, " > ".join(longest)

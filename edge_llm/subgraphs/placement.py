@@ -20,6 +20,7 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Cut as LinearCut
 from edge_llm.operations.linear import Linear, norm_of
 from edge_llm.operations.norm import Norm
+from edge_llm.operations.questions import AnyLinear
 from edge_llm.schemes.parts import is_multiplied_as_int8, swiglu_in_one_pass
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
@@ -36,10 +37,10 @@ class _HostPasses:
 
     cut: Callable[[str], bool]
 
-    def whole(self, linear: Linear) -> bool:
+    def whole(self, linear: AnyLinear) -> bool:
         return not self.cut(linear.scheme)
 
-    def gate_in_tiles(self, linear: Linear) -> bool:
+    def gate_in_tiles(self, linear: AnyLinear) -> bool:
         return swiglu_in_one_pass(linear)
 
 
@@ -61,7 +62,7 @@ def split(layer: Layer) -> tuple[Part, ...]:
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in operation.linears if not _CUT.whole(linear)}
+        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in layer.linears_of(operation) if not _CUT.whole(linear)}
         for linear, pieces in cut.items():
             parts += [_cpu_part([*ops, pieces.quantize], parts), *_product(linear.name, pieces)]
             ops = [pieces.merge]
