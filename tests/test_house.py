@@ -172,7 +172,8 @@ def test_a_circle_of_types_is_found(tmp_path):
     (tmp_path / "a.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B\n")
     (tmp_path / "b.py").write_text("def b():\n    import c\n")
     (tmp_path / "c.py").write_text("from a import A\n")
-    needs = {name: set(imported_among(ast.walk(ast.parse((tmp_path / f"{name}.py").read_text())), set("abc"))) for name in "abc"}
+    trees = {path.stem: ast.parse(path.read_text()) for path in tmp_path.iterdir()}
+    needs = {name: set(imported_among(ast.walk(tree), trees.keys())) for name, tree in trees.items()}
     found = circle(needs)
     assert set(found) == set("abc")
     assert all(after in needs[before] for before, after in pairwise(found))

@@ -73,7 +73,7 @@ class GLU(Operation):
         linear = self.gate_in_writer(layer)
         if linear is not None and passes.whole(linear):
             return []
-        return [(f"{self.reads}.{self.writes}.swiglu", Op("swiglu", (self.reads,), (self.writes,), self))]
+        return [(f"{self.reads}.{self.writes}.glu", Op("glu", (self.reads,), (self.writes,), self))]
 
     def op_widths(self, op: Op) -> dict[str, int]:
         return {op.writes[0]: self.width}

@@ -144,7 +144,7 @@ class Linear(Operation):
         if gate is None:
             return Op("linear", reads, (self.writes,), self, norm)
         product = () if passes.gate_in_tiles(self) else (PRODUCT,)
-        return Op("linear_swiglu", reads, (gate.writes, *product), self, norm, gate.gate)
+        return Op("linear_glu", reads, (gate.writes, *product), self, norm, gate.gate)
 
     def cut(self, norm: AnyNorm | None) -> Cut:
         """It for a card that multiplies, behind the ``norm`` that quantizing does first."""
@@ -162,7 +162,7 @@ class Linear(Operation):
             return {NORMED: self.columns} if op.norm else {}
         if op.kind == "shadow":  # behind a turn no channel is hot
             return dict.fromkeys((OVERFLOW,) if self.turn else (SHADOW, OVERFLOW), self.rows)
-        if op.kind == "linear_swiglu":
+        if op.kind == "linear_glu":
             return {op.writes[0]: self.rows // 2} | ({PRODUCT: self.rows} if PRODUCT in op.writes else {})
         return {op.writes[0]: self.rows}
 

@@ -68,8 +68,8 @@ def sources_may_differ(linear: Linear) -> bool:
     return len(linear.sources) > 1 and whole
 
 
-def swiglu_in_one_pass(linear: AnyLinear) -> bool:
-    """`Int8Linear.swiglu_in_one_pass`, before there is a weight."""
+def gate_in_one_pass(linear: AnyLinear) -> bool:
+    """`Int8Linear.swiglu_in_one_pass`, of any gate, before there is a weight."""
     return linear.rows % (2 * TILE_CHANNELS) == 0 and len(schemes_in(linear.scheme)) == 1
 
 
