@@ -28,7 +28,7 @@ from edge_llm.sources.hub_download import (
     remember,
     small_file,
 )
-from edge_llm.sources.hub_errors import clear_errors, hugging_face, is_unreachable, reason
+from edge_llm.sources.hub_errors import clear_errors, hugging_face, reason, when_unreachable
 from edge_llm.sources.hub_files import TEXT_FILES, Listing, Wanted, cached, check_names, needed
 from edge_llm.strict_json import MAX_BYTES
 
@@ -88,12 +88,7 @@ def _listed(repository: str, revision: str | None, notice: Callable[[str], None]
     try:
         commit, files = _wanted(repository, revision, wanted)
     except Exception as error:
-        if not is_unreachable(error):
-            raise
-        try:
-            listing = _cached(repository, revision, wanted)
-        except Exception:  # not here either: what keeps it from coming is worth telling
-            raise error from None
+        listing = when_unreachable(error, lambda: _cached(repository, revision, wanted))
         notice(f"{constants.ENDPOINT} cannot be reached ({reason(error)}): `{repository}` is taken from the Hugging Face cache")
         return listing
     blobs = _blobs(repository)

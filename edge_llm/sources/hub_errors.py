@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeVar
 
 from edge_llm.errors import EdgeLLMError, HubError, StorageError
 from edge_llm.files import shown
+
+Listing = TypeVar("Listing")
 
 
 class Cause(Enum):
@@ -51,6 +54,16 @@ def clear_errors(hub: Hub, repository: str, revision: str | None) -> Iterator[No
         raise
     except Exception as error:
         raise _clear_error(hub, error, repository, revision) from None
+
+
+def when_unreachable(error: Exception, take: Callable[[], Listing]) -> Listing:
+    """What ``take`` finds in the cache, where ``error`` means that the hub could not be asked.  Else raises ``error``."""
+    if not is_unreachable(error):
+        raise error
+    try:
+        return take()
+    except Exception:  # not here either: what keeps it from coming is worth telling
+        raise error from None
 
 
 def _clear_error(hub: Hub, error: Exception, repository: str, revision: str | None) -> EdgeLLMError:

@@ -24,7 +24,7 @@ from edge_llm.errors import HubError, InvalidModel
 from edge_llm.files import shown, write_whole
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.hub_download import Address, Blobs, RemoteFile, folder_name, no_trace, quietly, remember, small_file
-from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
+from edge_llm.sources.hub_errors import clear_errors, reason, when_unreachable
 from edge_llm.sources.hub_files import Listing, Wanted, cached, check_names, is_safe_name, needed
 from edge_llm.sources.modelscope_errors import endpoint, modelscope, refusal
 from edge_llm.strict_json import parse_object
@@ -75,12 +75,7 @@ def _listed(repository: str, revision: str, notice: Callable[[str], None], wante
         present = _present(repository, revision)
         files = needed(repository, present, wanted, lambda file: _small_file(repository, revision, file))
     except Exception as error:
-        if not is_unreachable(error):
-            raise
-        try:
-            listing = _cached(repository, revision, wanted)
-        except Exception:  # not here either: what keeps it from coming is worth telling
-            raise error from None
+        listing = when_unreachable(error, lambda: _cached(repository, revision, wanted))
         notice(f"{endpoint()} cannot be reached ({reason(error)}): `{repository}` is taken from `{_cache()}`")
         return listing
     for file in files:
