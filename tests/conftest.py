@@ -32,6 +32,8 @@ if DELAY := os.environ.get("EDGE_LLM_TEST_DELAY"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RUST_BACKTRACE", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start over a thousand processes: each would compile all that it imports
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     # a shell starts background jobs deaf to Ctrl-C, and children inherit that; the tests of Ctrl-C want it heard

@@ -54,7 +54,7 @@ class PlainDevice(HostDevice):
             x = reference.rms_norm(x, weights.gains[op.norm.gain.name], op.norm.eps) if op.norm else x
             y = scheme_reference(x, weights.linears[op.linear.name])
             y = y + buffers[op.adds][: rows.count] if op.adds else y
-            buffers[op.writes[0]][: rows.count] = reference.swiglu(y) if op.kind == "linear_swiglu" else y
+            buffers[op.writes[0]][: rows.count] = reference.swiglu(y) if op.kind == "linear_glu" else y
             self.products += 1
 
         return run

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from families import family_folder
 
-from edge_llm.bench.kv_quality import find_folds, kv_quality_table, measure_kv_quality, reads
+from edge_llm.bench.kv_quality import Seen, find_folds, key_factors, kv_quality_table, measure_kv_quality, reads
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.float_assembly import float_model
+from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
+from edge_llm.models.reference import layer_forward
+from edge_llm.models.rope import RopeTables
+from edge_llm.operations.attention import Attention
+from edge_llm.operations.rope_kinds import Rope
 from edge_llm.paths import builtin_bundle
 from edge_llm.quant.kv import kv_schemes
 from edge_llm.text.tokenizer import Tokenizer
@@ -82,6 +87,34 @@ def test_folds_are_found_again_through_biases_and_through_norms_of_keys(family, 
         ids = np.random.default_rng(3).integers(0, bundle.config.vocab_size, 200).tolist()
         found = find_folds(model, bundle.decoder, ResidentWeights(bundle), ids, ThreadPool(1))
     assert all((each.keys > 0).all() and each.keys.max() / np.median(each.keys) > 5 for each in found)
+
+
+@pytest.mark.parametrize("rotated", [0, 4, 16])
+def test_the_factors_of_keys_are_those_of_their_rotation_pairs(rotated):
+    """However many channels of a head are rotated."""
+    attention = Attention(4, 2, 16, Rope(rotated, 1e4), "qkv", "attended")
+    random = np.random.default_rng(rotated)
+    factors = attention.channels_of(np.exp(random.standard_normal((2, 8))).astype(np.float32))
+    short = random.standard_normal((50, 2, 16)).astype(np.float32)
+    np.testing.assert_allclose(key_factors(attention, short * factors, short), factors, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["glm4", "smollm3", "cohere2"])
+def test_folds_are_found_again_where_a_part_of_a_head_is_rotated_or_none(family, tmp_path):
+    source, _ = family_folder(tmp_path / "source", family)
+    with open_bundle(import_model(source, target=tmp_path / "bundle")) as bundle:
+        rotated = {attention.rope.dim / attention.head_dim for attention in bundle.decoder.attentions}
+        assert rotated & {0.0, 0.5}
+        model, pool, weights = float_model(bundle), ThreadPool(1), ResidentWeights(bundle)
+        ids = np.random.default_rng(3).integers(0, bundle.config.vocab_size, 200)
+        found = find_folds(model, bundle.decoder, weights, ids.tolist(), pool)
+        x, tables = model.embedding[ids], RopeTables(len(ids))
+        for index, (layer, own) in enumerate(zip(bundle.decoder.layers, model.layers, strict=True)):
+            ours, theirs = Seen(), Seen()
+            bundle_layer(x, layer, weights.use(index), tables, pool, None, ours)
+            x = layer_forward(x, layer, own, tables, rounding=theirs)
+            off = theirs.keys - ours.keys * found[index].keys
+            assert np.linalg.norm(off) < 0.05 * np.linalg.norm(theirs.keys), (index, layer.attention.rope.dim)
 
 
 def test_a_loud_pair_of_keys_costs_nothing_where_it_is_folded(loud_keys, tokens):

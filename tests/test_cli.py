@@ -9,12 +9,15 @@ import subprocess
 import sys
 
 import pytest
+from families import family_folder
 
+from edge_llm.cli.layers import layers_lines, layers_report
 from edge_llm.cli.main import VERBS, run
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import device_forms
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import DeviceError
+from edge_llm.models import describe, load_config
 
 
 @pytest.fixture(scope="session")
@@ -244,6 +247,35 @@ def test_import_list_show_rm(call, tiny_model, edge_llm_home):
     assert list((edge_llm_home / "models").iterdir()) == []
     code, _, err = call("show", "mine")
     assert (code, err.count("\n")) == (1, 1)
+
+
+GEMMA_1B = {
+    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 26, "hidden_size": 1152,
+    "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+    "sliding_window": 512, "sliding_window_pattern": 6, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+def test_layers_are_told_in_a_line():
+    report = layers_report(describe(load_config(GEMMA_1B)))
+    assert layers_lines(report) == ["26 layers: 22 x window 512, 4 x full (5 and 1 in turn)"]
+    assert report["kinds"] == [
+        {"layers": 22, "window": 512, "rotated": True}, {"layers": 4, "window": 0, "rotated": True},
+    ]  # fmt: skip
+    assert report["pattern"] == [int(layer % 6 == 5) for layer in range(26)]
+
+
+@pytest.mark.parametrize(
+    ("family", "line"), [("cohere2", "6 layers: 5 x window 16, 1 x full without positions"), ("ernie4_5", None)]
+)
+def test_show_says_what_layers_see(call, tmp_path, family, line):
+    source, _ = family_folder(tmp_path / family, family)
+    assert call("import", source, "--name", "mine", "--fast")[0] == 0
+    facts, shown = json.loads(call("show", "mine", "--json")[1]), call("show", "mine")[1]
+    assert bool(facts["layers"]) == ("layers: " in shown) == (line is not None)
+    if line is not None:
+        assert line in shown
+        assert len(facts["layers"]["pattern"]) == facts["model"]["num_layers"]
 
 
 SILENT = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"

@@ -246,8 +246,13 @@ SAID = {
 
 
 @pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize("verb", ["run", "import", "pull", "show", "plan"])
-@pytest.mark.parametrize("named", SAID)
+@pytest.mark.parametrize(
+    ("named", "verb"),
+    [
+        *((named, "run") for named in SAID),
+        *((named, verb) for named in ("gemma", "Gemma:7b", "llama", "zzz") for verb in ("import", "pull", "show", "plan")),
+    ],
+)
 def test_a_name_that_is_none_is_told_what_can_be_had(tmp_path, verb, named):
     code, out, err = edge_llm(tmp_path, NOBODY, verb, named, *(["hi"] if verb == "run" else []))
     assert (code, out, len(err)) == (1, "", 1) and f"`{named}`" in err[0]

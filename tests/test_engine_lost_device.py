@@ -157,6 +157,27 @@ def test_pages_that_the_card_left_on_disk_are_not_taken_by_the_host(folder, fuse
     engine.runner.memory._disk.close()
 
 
+@pytest.mark.parametrize(("chosen", "steps"), [(None, [16, 16, 16, 12]), (48, [48, 12])])
+def test_the_host_takes_steps_of_its_own_length(folder, fuse, monkeypatch, chosen, steps):
+    """A card's chunk is longer than the host's; one that the user chose stays."""
+    monkeypatch.setattr(assembly, "longest_chunk", lambda device: 16 if device == "host" else 64)
+    fuse.set(0)
+    engine = engine_of(folder, device=NAME, placement="card", chunk=chosen, window=1)
+    with pytest.raises(DeviceLost):
+        answer(engine, PROMPTS[1])
+    engine.driver.run_until(lambda: not engine.driver.busy)
+    runner, seen = engine.runner, []
+
+    def counted(segments, **how):
+        seen.append(sum(len(segment.tokens) for segment in segments))
+        return type(runner).run(runner, segments, **how)
+
+    monkeypatch.setattr(runner, "run", counted)
+    answer(engine, PROMPTS[1])
+    assert runner.site.device == "host"
+    assert seen[: len(steps)] == steps
+
+
 def test_every_one_gets_an_error_of_its_own(folder, fuse):
     """One that is shared would gather the tracebacks of all who raise it."""
     fuse.set(0)

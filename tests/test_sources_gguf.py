@@ -220,7 +220,14 @@ def test_the_divisors_are_those_of_transformers():
 WRONG = {
     "another architecture": ({"general.architecture": "gemma9"}, UnsupportedModel, "`gemma9`.*these do: llama, qwen2, qwen3"),
     "no architecture": ({"general.architecture": None}, InvalidModel, "lacks `general.architecture`"),
-    "an adapter": ({"general.type": "adapter"}, UnsupportedModel, "of the type `adapter`"),
+    "an adapter": (
+        {"general.type": "adapter"}, UnsupportedModel, "m.gguf` is an adapter.*`edge-llm import MODEL --lora .*m.gguf` merges",
+    ),
+    "an adapter that names its model": (
+        {"general.type": "adapter", "general.base_model.0.repo_url": "https://huggingface.co/org/tiny"},
+        UnsupportedModel, "adapter .LoRA. of `org/tiny`.*`edge-llm import org/tiny --lora .*m.gguf` merges",
+    ),
+    "a projector": ({"general.type": "mmproj"}, UnsupportedModel, "of the type `mmproj`, not a model"),
     "no layers": ({"llama.block_count": 0}, InvalidModel, "block_count"),
     "10^9 layers": ({"llama.block_count": 10**9}, InvalidModel, "block_count"),
     "negative layers": ({"llama.block_count": Of(I32, -2)}, InvalidModel, "block_count"),

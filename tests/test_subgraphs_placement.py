@@ -76,7 +76,7 @@ def test_the_parts_of_a_family(family):
             "keys": ["rope_append"],
             "attention": ["attention"],
             "o": ["linear"],
-            "gate_up": ["linear_swiglu"],
+            "gate_up": ["linear_glu"],
             "down": ["linear"],
         }
         assert {part.lane for part in parts} == {"cpu"}
@@ -92,7 +92,7 @@ def test_the_parts_of_a_family(family):
             "gate_up.quantize": ["merge", "quantize"],
             "gate_up": ["matmul"],
             "gate_up.shadow": ["shadow"],
-            "swiglu": ["merge", "swiglu", "quantize"],
+            "glu": ["merge", "glu", "quantize"],
             "down": ["matmul"],
             "down.shadow": ["shadow"],
             "down.merge": ["merge"],
@@ -123,9 +123,9 @@ def test_what_the_parts_of_a_family_wait_for(family):
         "gate_up.quantize": ("o", "o.shadow"),
         "gate_up": ("gate_up.quantize",),
         "gate_up.shadow": ("gate_up.quantize",),
-        "swiglu": ("gate_up", "gate_up.shadow"),
-        "down": ("swiglu",),
-        "down.shadow": ("swiglu",),
+        "glu": ("gate_up", "gate_up.shadow"),
+        "down": ("glu",),
+        "down.shadow": ("glu",),
         "down.merge": ("down", "down.shadow"),
     }
 
@@ -135,7 +135,7 @@ def test_what_the_parts_of_a_family_wait_for(family):
 def test_a_linear_that_a_part_does_is_done_once(layer, cut):
     ops = [op for part in cut.layer(layer) for op in part.ops]
     for kind in ("linear", "matmul", "quantize", "shadow", "merge"):
-        done = [op.of for op in ops if op.kind == kind or (kind == "linear" and op.kind == "linear_swiglu")]
+        done = [op.of for op in ops if op.kind == kind or (kind == "linear" and op.kind == "linear_glu")]
         assert done == (list(layer.linears) if (kind == "linear") == (cut is HOST) else [])
     for kind in ("rope_append", "attention"):
         assert [op.of for op in ops if op.kind == kind] == [layer.attention]
@@ -376,8 +376,8 @@ def test_what_a_norm_reads_may_not_change_before_its_linears_run():
 )
 def test_swiglu_is_done_by_its_linear_only_where_it_comes_to_the_same(name, fused):
     ops = [op for part in place_on_host(odd(name)) for op in part.ops]
-    assert {op.linear.name for op in ops if op.kind == "linear_swiglu"} == fused
-    done = [op for op in ops if op.kind in ("swiglu", "linear_swiglu")]
+    assert {op.linear.name for op in ops if op.kind == "linear_glu"} == fused
+    done = [op for op in ops if op.kind in ("glu", "linear_glu")]
     assert sorted(op.writes[0] for op in done) == ["activated"] * sum(name.startswith("gate_up") for name in odd_linears(name))
 
 

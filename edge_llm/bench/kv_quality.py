@@ -160,14 +160,13 @@ def find_folds(
         block, ours, theirs = weights.use(index), Seen(), Seen()
         bundle_layer(x, layer, block, tables, pool, None, ours)
         x = layer_forward(x, layer, own, tables, rounding=theirs)
-        value_turn = layer.attention.value_turn
-        pairs = (2, layer.attention.head_dim // 2)  # both halves of a rotation pair have one factor
+        attention, value_turn = layer.attention, layer.attention.value_turn
         found.append(
             Folded(
-                keys=_factors(theirs.keys, ours.keys, pairs),
-                values=_factors(theirs.values, turned_back(ours.values, value_turn), (1, layer.attention.head_dim)),
+                keys=key_factors(attention, theirs.keys, ours.keys),
+                values=_ratios(*_matched(theirs.values, turned_back(ours.values, value_turn))),
                 offset=block.gains[KEY_OFFSET],
-                key_turn=layer.attention.turn,
+                key_turn=attention.turn,
                 value_turn=value_turn,
             )
         )
@@ -185,12 +184,22 @@ class Seen:
         return keys, values
 
 
-def _factors(long: np.ndarray, short: np.ndarray, parts: tuple[int, int]) -> np.ndarray:
-    """f [heads, D] with long = f * short as nearly as may be, both [T, heads, D].
+def key_factors(attention: Attention, long: np.ndarray, short: np.ndarray) -> np.ndarray:
+    """f [kv heads, D] with long = f * short as nearly as may be, both keys [T, kv heads, D]; a rotation pair has one factor."""
+    pairs = attention.head_dim // 2
+    pair_of_channel = attention.channels_of(np.arange(pairs)[None])[0]
+    of_pair = pair_of_channel[:, None] == np.arange(pairs)  # [D, D / 2]
+    met, heard = (each @ of_pair for each in _matched(long, short))
+    return attention.channels_of(_ratios(met, heard))
 
-    With ``parts`` (n, D / n) the n parts of a head share their factors.
-    """
-    x, y = (each.reshape(*each.shape[:2], *parts).astype(np.float64) for each in (long, short))
-    heard = (y * y).sum(axis=(0, 2))
-    factor = np.divide((x * y).sum(axis=(0, 2)), heard, out=np.ones_like(heard), where=heard > 0)
-    return np.tile(np.where(factor > 0, factor, 1.0), parts[0]).astype(np.float32)
+
+def _matched(long: np.ndarray, short: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of every channel the products of both, and the squares of ``short``, summed over the tokens: float64 [heads, D]."""
+    x, y = long.astype(np.float64), short.astype(np.float64)
+    return (x * y).sum(axis=0), (y * y).sum(axis=0)
+
+
+def _ratios(met: np.ndarray, heard: np.ndarray) -> np.ndarray:
+    """The factors that come nearest: float32; 1 where nothing is heard, or the two are opposed."""
+    factor = np.divide(met, heard, out=np.ones_like(heard), where=heard > 0)
+    return np.where(factor > 0, factor, 1.0).astype(np.float32)

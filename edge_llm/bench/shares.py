@@ -22,8 +22,8 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.float_kv import FloatKV
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.scores import FloatKV
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv

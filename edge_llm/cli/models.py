@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.here import known_here
+from edge_llm.cli.layers import layers_lines, layers_report
 from edge_llm.cli.shadow import fold_lines, fold_report, quality_lines, quality_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.turns import turn_lines, turn_report
@@ -108,6 +109,8 @@ def show_command(ctx: click.Context, models: tuple[str, ...], as_json: bool, sen
 def _say_facts(facts: dict[str, Any]) -> None:
     width = max(len(key) for key in facts)
     facts["source"].pop("lora_places", None)  # as `lora` says
+    if not facts["layers"]:
+        del facts["layers"]
     del facts["shadow" if facts["turns"] else "turns"]  # behind turns no channel is hot, and their table has what overflows
     for key, value in facts.items():
         lines = _TABLES.get(key)
@@ -126,7 +129,10 @@ def _say_facts(facts: dict[str, Any]) -> None:
 
 _SIZES = ("bytes", "weights_bytes")
 """Facts that are said in units too: all files, and the weights of them."""
-_TABLES = {"weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines, "quality": quality_lines}
+_TABLES = {
+    "layers": layers_lines, "weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines,
+    "quality": quality_lines,
+}  # fmt: skip
 """Facts that are shown as a table."""
 
 
@@ -224,6 +230,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
         "kv_bytes_per_token_float16": sum(4 * attention.kv_size for attention in describe(config).attentions),
         "model": _shape(config),
+        "layers": layers_report(describe(config)),
         "weights": weights_report(bundle),
         "folds": fold_report(bundle),
         "turns": turn_report(bundle),

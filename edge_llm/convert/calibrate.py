@@ -23,7 +23,7 @@ from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.operations.base import ApplyLinear, FloatLinear, LayerWeights
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.linear import Linear
+from edge_llm.operations.questions import AnyLinear
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
 from kernels.floats import product
@@ -138,7 +138,7 @@ def run_layer(
         inputs: dict[str, np.ndarray] = {}
         products: dict[str, np.ndarray] = {}
 
-        def apply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+        def apply(linear: AnyLinear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
             y = times(linear, parts, x)
             products[linear.name] = y[-start % every :: every].copy()
             return y if parts.bias is None else y + parts.bias
@@ -161,7 +161,7 @@ def run_layer(
     return LayerRun(after, seen, {part: np.concatenate([one[part] for one in kept]) for part in seen})
 
 
-def float_product(_linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+def float_product(_linear: AnyLinear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
     """x @ W.T, without bias."""
     return product(x, parts.weight)
 

@@ -24,6 +24,7 @@ from edge_llm.models.weights import WeightSource, read_embedding
 from edge_llm.operations.base import FloatLinear, LayerWeights
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
+from edge_llm.operations.questions import AnyLinear
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.gptq import add_energy, damp, damping, mirror
@@ -166,7 +167,7 @@ class Coder:
     ) -> dict[str, Inputs]:
         """Carry the states through the layer: what its ``linears`` read.  Those that are ``rounded`` multiply so."""
 
-        def multiply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+        def multiply(linear: AnyLinear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
             one = rounded.get(linear.name)
             if one is None or not np.isfinite(x).all():  # the statistics refuse such an input by name
                 return float_product(linear, parts, x)

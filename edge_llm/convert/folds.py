@@ -19,7 +19,7 @@ from edge_llm.operations.arithmetic import SAME_BITS, apply_float
 from edge_llm.operations.attention import KEYS, VALUES, Attention, for_query_heads
 from edge_llm.operations.base import Factors, LayerWeights, Place
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.linear import Linear
+from edge_llm.operations.questions import AnyLinear
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
 from edge_llm.quant.profile import error_with_shadow
@@ -100,7 +100,7 @@ def _stacked(matrices: Iterable[np.ndarray]) -> np.ndarray:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def judged(layer: Layer, weights: LayerWeights, linear: Linear, products: Callable[[str], np.ndarray]) -> np.ndarray:
+def judged(layer: Layer, weights: LayerWeights, linear: AnyLinear, products: Callable[[str], np.ndarray]) -> np.ndarray:
     """The weight of ``linear`` [N, K] by which errors are judged: the more a row matters, the longer it is.
 
     The rows of o and down write into the same hidden state, where a large one matters more.  Those of qkv and gate_up end

@@ -24,7 +24,7 @@ from edge_llm.models.weights import WeightSource, read_embedding, read_final_nor
 from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import FloatLinear
-from edge_llm.operations.scores import FloatKV
+from edge_llm.operations.float_kv import FloatKV
 from edge_llm.progress import CountProgress
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_llm.engine.limits import Limits
 from edge_llm.engine.request import Delta
 from edge_llm.engine.runner_place import Replace, RunnerPlace, no_other
 from edge_llm.errors import DeviceLost, OutOfMemory
@@ -30,22 +31,6 @@ from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Cancel, Cancelled, Memory, Runner, Segment, never
 
 log = logging.getLogger("edge_llm.engine")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much a batcher does at a time."""
-
-    step_tokens: int = 1024
-    """Tokens of a step that has prompts only."""
-    mixed_tokens: int = 256
-    """Tokens of a step that answers wait for too."""
-    prompt_tokens: int = 16
-    """Tokens of prompts that such a step has room for, however many answers wait."""
-    background_tokens: int = 16
-    """Tokens of background work in a step that others wait for."""
-    most_running: int = 64
-    """Answers that run at a time, if memory lets them."""
 
 
 class Work(Protocol):
@@ -220,7 +205,7 @@ class Batcher:
         try:
             self.runner.prepare(progress)
         except DeviceLost as error:
-            self._place.fill(self._place.lose(error))
+            self._take_place(self._place.lose(error))
 
     @property
     def _lost(self) -> DeviceLost | None:
@@ -231,7 +216,12 @@ class Batcher:
         if self._lost is not None:
             for work in reversed(self._running):
                 self._preempt(work)
-            self._place.fill(self._lost)
+            self._take_place(self._lost)
+
+    def _take_place(self, lost: DeviceLost) -> None:
+        """Another runner, within its own limits."""
+        self._place.fill(lost)
+        self._limits = self._limits.after_loss or self._limits
 
     @property
     def _running(self) -> list[Work]:

@@ -15,9 +15,9 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import FloatLinear, KVRounding, LayerWeights
+from edge_llm.operations.float_kv import FloatKV
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
-from edge_llm.operations.scores import FloatKV
 from edge_llm.runner.base import Runner
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights

@@ -16,9 +16,9 @@ from edge_llm.config import AUTO, ROW, RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, make_runner, run_on_host
-from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
+from edge_llm.engine.limits import Limits
 from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
@@ -48,7 +48,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
     tokenizer, template, runner = _load_parts(folder, bundle, runtime, progress)
     drafter = make_drafter(runtime, bundle)
     defaults = generation_defaults(bundle.generation_config)
-    assert runtime.chunk is not None
+    on_host = limits_of(host_runtime(runtime, "the device is lost"))
     return Engine(
         name=BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name,
         config=config,
@@ -57,12 +57,18 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         defaults=defaults.params,
         runner=runner,
         load_ms=1e3 * (time.perf_counter() - started),
-        limits=Limits(runtime.chunk * runtime.window, mixed_tokens=runtime.chunk, most_running=runtime.parallel),
+        limits=replace(limits_of(runtime), after_loss=on_host),
         make_drafter=drafter,
         replace_runner=partial(run_on_host, bundle, runtime),
         facts=model_facts(bundle, runtime, runner.site.activations),
         served=defaults.served,
     )
+
+
+def limits_of(runtime: RuntimeConfig) -> Limits:
+    """The limits of steps as the filled-in ``runtime`` says."""
+    assert runtime.chunk is not None
+    return Limits(runtime.chunk * runtime.window, mixed_tokens=runtime.chunk, most_running=runtime.parallel)
 
 
 def _load_parts(

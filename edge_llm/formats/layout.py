@@ -99,7 +99,7 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
 def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
     """The tensors of one layer in file order; ``hot`` gives the number of hot channels by its linears' names."""
     for operation in layer.operations:
-        for linear in operation.linears:
+        for linear in layer.linears_of(operation):
             yield from _linear_specs(f"{linear.name}.", linear, hot[linear.name])
         for vector in operation.vectors:
             yield vector.name, "float32", vector.shape

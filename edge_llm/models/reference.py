@@ -26,9 +26,10 @@ from edge_llm.models.weights import (
     read_layer,
     read_output,
 )
-from edge_llm.operations.base import HIDDEN, AllTables, FloatRun, KVRounding, LayerWeights, Observe, unrounded
+from edge_llm.operations.base import HIDDEN, FloatRun, KVRounding, LayerWeights, Observe, unrounded
+from edge_llm.operations.float_kv import FloatKV
 from edge_llm.operations.layer import Layer
-from edge_llm.operations.scores import FloatKV
+from edge_llm.operations.questions import AllTables
 
 
 class FloatCache:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_llm.operations.attention import Rope
-from edge_llm.operations.base import Tables
+from edge_llm.operations.questions import Tables
 from edge_llm.operations.rope_kinds import Plain, RopeKind
 from kernels.floats import cos_sin64
 

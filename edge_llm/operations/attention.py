@@ -11,7 +11,6 @@ import numpy as np
 from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate, tanh
 from edge_llm.operations.base import (
     PAGES,
-    AllTables,
     Arithmetic,
     Back,
     Buffers,
@@ -25,32 +24,19 @@ from edge_llm.operations.base import (
     Place,
     Vector,
 )
-from edge_llm.operations.rope_kinds import RopeKind, check_waves
-from edge_llm.operations.scores import PLAIN, FloatKV, Scores, attend, softmax
+from edge_llm.operations.float_kv import FloatKV
+from edge_llm.operations.rope_kinds import Rope
+from edge_llm.operations.scores import PLAIN, Scores, attend, softmax
 from kernels import floats
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.layer import Layer
+    from edge_llm.operations.questions import AllTables, AnyLayer
 
 KEY_OFFSET = "k_offset"
 """Per layer the mean key [kv heads, head_dim], which is subtracted from every key before it is stored."""
 KEYS, VALUES = "keys", "values"
 """Places: keys [kv heads, head_dim / 2], with one factor for a rotation pair, and values [kv heads, head_dim]."""
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding of the first ``dim`` channels of heads (Su et al., 2021, arXiv 2104.09864); 0: of none."""
-
-    dim: int
-    theta: float
-    scaling: RopeKind | None = None
-    """How its waves are stretched."""
-
-    def __post_init__(self) -> None:
-        if self.scaling is not None:
-            check_waves(self.scaling, self.theta, self.dim)
 
 
 @dataclass(frozen=True)
@@ -288,7 +274,7 @@ class Attention(Operation):
 
     # -- devices -------------------------------------------------------------------------------------------------------
 
-    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
         norms = [("norms", Op("head_norms", (self.reads,), (self.reads,), self))] if self.norms_all else []
         return [
             *norms,
@@ -352,12 +338,12 @@ class Attention(Operation):
     def evens_its_input(self) -> bool:
         return True
 
-    def places(self, layer: Layer) -> Iterator[Place]:
+    def places(self, layer: AnyLayer) -> Iterator[Place]:
         yield Place(KEYS, self, (), (self.kv_heads, self.head_dim // 2))
         if readers := layer.multipliers(self):
             yield Place(VALUES, self, readers, (self.kv_heads, self.head_dim))
 
-    def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
+    def fold(self, layer: AnyLayer, place: Place, factors: np.ndarray, folding: Folding) -> None:
         """Keys are divided and queries multiplied, by their gains where they are normed; values are divided."""
         rows = folding.rows.setdefault(layer.projection.name, np.ones(self.read_width, np.float32))
         if place.name == VALUES:

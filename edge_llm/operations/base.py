@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 import numpy as np
 
 if TYPE_CHECKING:
-    from edge_llm.operations.attention import Attention, Rope
+    from edge_llm.operations.float_kv import FloatKV
     from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.layer import Layer
-    from edge_llm.operations.linear import Linear
-    from edge_llm.operations.norm import Norm
-    from edge_llm.operations.scores import FloatKV
+    from edge_llm.operations.questions import AllTables, AnyAttention, AnyLayer, AnyLinear, AnyNorm
     from kernels.activation import Activation
 
 HIDDEN = "hidden"
@@ -83,13 +80,11 @@ class FloatLinear:
     bias: np.ndarray | None = None
 
 
-Tables = tuple[np.ndarray, np.ndarray]
-"""Cosines and sines of every position's angles, each float32 [positions, dim / 2]."""
-ApplyLinear = Callable[["Linear", FloatLinear, np.ndarray], np.ndarray]
+ApplyLinear = Callable[["AnyLinear", FloatLinear, np.ndarray], np.ndarray]
 """What a linear makes of its input [T, K], without what is added to it: [T, N]."""
 KVRounding = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """What a cache gives back of keys (rotated) and values, each [T, kv heads, head_dim]."""
-Mix = Callable[["Attention", Mapping[str, np.ndarray], np.ndarray], np.ndarray]
+Mix = Callable[["AnyAttention", Mapping[str, np.ndarray], np.ndarray], np.ndarray]
 """What attention with the layer's gains makes of qkv [T, q | k | v]: [T, heads * head_dim]."""
 Observe = Callable[[str, np.ndarray], None]
 """Told the name of a linear and its float input [T, K]."""
@@ -97,12 +92,6 @@ Buffers = Mapping[str, np.ndarray]
 """The buffers of a layer, each float32 [T, `write_width`]."""
 Back = Callable[[np.ndarray], Sequence[tuple[str, np.ndarray]]]
 """From the gradient at what an operation writes to those at the buffers that it reads."""
-
-
-class AllTables(Protocol):
-    """The tables of every rotary embedding of a model."""
-
-    def __getitem__(self, rope: Rope) -> Tables: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +131,7 @@ class FloatRun:
 class Op:
     """One call on a device: everything that it reads and writes, and what of the layer it does.
 
-    In one pass: embedding, rms_norm, linear, linear_swiglu, swiglu, rope_append, attention.  A linear that a card multiplies is
+    In one pass: embedding, rms_norm, linear, linear_glu, glu, rope_append, attention.  A linear that a card multiplies is
     cut into quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels and overflow)
     and merge.
     """
@@ -152,13 +141,13 @@ class Op:
     """The input comes first.  The last of a linear or a merge may be the buffer that is added to the result."""
     writes: tuple[str, ...]
     of: Runnable
-    norm: Norm | None = None
+    norm: AnyNorm | None = None
     """The norm that a linear (or quantize) does first."""
     gate: Activation | None = None
     """Of a gate that a linear does behind its product."""
 
     @property
-    def linear(self) -> Linear:
+    def linear(self) -> AnyLinear:
         """What a linear, quantize, matmul, shadow or merge is a part of."""
         (linear,) = self.of.linears
         return linear
@@ -172,11 +161,11 @@ class Op:
 class Passes(Protocol):
     """What the linears of a place do in one pass."""
 
-    def whole(self, linear: Linear) -> bool:
+    def whole(self, linear: AnyLinear) -> bool:
         """Whether ``linear`` does its gate as well: it is not cut in two for a card."""
         ...
 
-    def gate_in_tiles(self, linear: Linear) -> bool:
+    def gate_in_tiles(self, linear: AnyLinear) -> bool:
         """Whether gate and up channels of ``linear`` meet while they are multiplied; else its product needs a buffer."""
         ...
 
@@ -187,7 +176,7 @@ class Runnable:
     writes: str
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[AnyLinear, ...]:
         """Those that it multiplies its input with."""
         return ()
 
@@ -221,7 +210,7 @@ class Place:
 
     name: str
     maker: Operation
-    readers: tuple[Linear, ...]
+    readers: tuple[AnyLinear, ...]
     shape: tuple[int, ...]
     """Of its factors."""
 
@@ -272,7 +261,7 @@ class Operation(Runnable):
     # what it keeps
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
+    def attentions(self) -> tuple[AnyAttention, ...]:
         """Those whose keys and values a sequence keeps."""
         return ()
 
@@ -296,11 +285,11 @@ class Operation(Runnable):
         """The same of a whole sequence, and the way back of gradients."""
         raise NotImplementedError
 
-    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
         """Its calls on the host in order, each with the name of its part; none where a linear does it in its own pass."""
         raise NotImplementedError
 
-    def norm_in_readers(self, layer: Layer) -> Norm | None:
+    def norm_in_readers(self, layer: AnyLayer) -> AnyNorm | None:
         """Itself, where it is a norm that the linears that read it do first, in their own pass."""
         return None
 
@@ -309,7 +298,7 @@ class Operation(Runnable):
         """The activation of a gate that a linear may do behind its product."""
         return None
 
-    def gate_in_writer(self, layer: Layer) -> Linear | None:
+    def gate_in_writer(self, layer: AnyLayer) -> AnyLinear | None:
         """The linear that does it in its own pass, behind its product."""
         return None
 
@@ -335,11 +324,11 @@ class Operation(Runnable):
         """Whether it reads a left and a right half together, which are kept in one scheme."""
         return False
 
-    def places(self, layer: Layer) -> Iterator[Place]:
+    def places(self, layer: AnyLayer) -> Iterator[Place]:
         """The places of ``layer`` that it makes; a place with readers is one of `Layer.multipliers`."""
         return iter(())
 
-    def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
+    def fold(self, layer: AnyLayer, place: Place, factors: np.ndarray, folding: Folding) -> None:
         """Divide what it makes at ``place`` by ``factors``, in ``folding``."""
         raise NotImplementedError
 

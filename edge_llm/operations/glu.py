@@ -23,8 +23,7 @@ from kernels.activation import Activation
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.layer import Layer
-    from edge_llm.operations.linear import Linear
+    from edge_llm.operations.questions import AnyLayer, AnyLinear
 
 PRODUCTS = "products"
 """The place of its channels."""
@@ -70,11 +69,11 @@ class GLU(Operation):
 
         return passed * up, back
 
-    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
         linear = self.gate_in_writer(layer)
         if linear is not None and passes.whole(linear):
             return []
-        return [(f"{self.reads}.{self.writes}.swiglu", Op("swiglu", (self.reads,), (self.writes,), self))]
+        return [(f"{self.reads}.{self.writes}.glu", Op("glu", (self.reads,), (self.writes,), self))]
 
     def op_widths(self, op: Op) -> dict[str, int]:
         return {op.writes[0]: self.width}
@@ -87,7 +86,7 @@ class GLU(Operation):
     def gate(self) -> Activation:
         return Activation(self.activation)
 
-    def gate_in_writer(self, layer: Layer) -> Linear | None:
+    def gate_in_writer(self, layer: AnyLayer) -> AnyLinear | None:
         """None if others need the linear's product, or what the result would overwrite."""
         writer = self.gate_up(layer)
         if writer is None:
@@ -95,7 +94,7 @@ class GLU(Operation):
         used = {name for one in layer.between(writer, self) for name in (one.writes, *one.read_by)}
         return None if self.writes in used else writer
 
-    def gate_up(self, layer: Layer) -> Linear | None:
+    def gate_up(self, layer: AnyLayer) -> AnyLinear | None:
         """The linear that writes for this alone."""
         writer = layer.writer(self.reads, self)
         if writer is None or not layer.gives_only(writer, self):
@@ -110,11 +109,11 @@ class GLU(Operation):
     def pairs_its_input(self) -> bool:
         return True
 
-    def places(self, layer: Layer) -> Iterator[Place]:
+    def places(self, layer: AnyLayer) -> Iterator[Place]:
         if (readers := layer.multipliers(self)) and self.gate_up(layer) is not None:
             yield Place(PRODUCTS, self, readers, (self.width,))
 
-    def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
+    def fold(self, layer: AnyLayer, place: Place, factors: np.ndarray, folding: Folding) -> None:
         gate_up = self.gate_up(layer)
         assert gate_up is not None
         folding.rows[gate_up.name] = np.concatenate([np.ones_like(factors), 1 / factors])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from edge_llm.operations.base import AllTables, Op
+    from edge_llm.operations.questions import AllTables, AnyOp
     from kernels import ThreadPool
     from kernels.activation import Activation
     from kernels.program import Program
@@ -87,7 +87,7 @@ class HostCall(Protocol):
     """A call that is added to a program of the host: its arrays, and where it goes."""
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> AnyOp: ...
     @property
     def native(self) -> Program:
         """Takes kernel calls."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from edge_llm.operations.base import HIDDEN, Gain, Operation
 
 if TYPE_CHECKING:
     from edge_llm.operations.attention import Attention
     from edge_llm.operations.linear import Linear
+    from edge_llm.operations.questions import AnyOperation
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Layer:
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
         """Its linears in order."""
-        return tuple(linear for operation in self.operations for linear in operation.linears)
+        return tuple(linear for operation in self.operations for linear in self.linears_of(operation))
 
     @cached_property
     def gains(self) -> tuple[Gain, ...]:
@@ -57,7 +58,7 @@ class Layer:
         found = [attention for operation in self.operations for attention in operation.attentions]
         if len(found) != 1:
             raise ValueError(f"layer `{self.prefix}` has {len(found)} attentions, not one")
-        return found[0]
+        return cast("Attention", found[0])
 
     @cached_property
     def projection(self) -> Linear:
@@ -65,7 +66,7 @@ class Layer:
         found = self.writer(self.attention.reads, self.attention)
         if found is None or found not in self.linears or found.write_width != self.attention.read_width:
             raise ValueError(f"the attention of layer `{self.prefix}` does not read the q | k | v of one linear")
-        (linear,) = found.linears
+        (linear,) = self.linears_of(found)
         if not self.gives_only(linear, self.attention):
             raise ValueError(f"the q | k | v of layer `{self.prefix}` are not for its attention alone")
         return linear
@@ -82,16 +83,20 @@ class Layer:
                     raise ValueError(f"the buffer `{buffer}` of layer `{self.prefix}` is {widths[buffer]} wide, not {width}")
         return widths
 
+    def linears_of(self, operation: AnyOperation) -> tuple[Linear, ...]:
+        """Those that ``operation`` multiplies with, whole: operations know only what they ask of each other."""
+        return cast("tuple[Linear, ...]", operation.linears)
+
     def linear(self, name: str) -> Linear:
         """The linear called ``name``."""
         return next(linear for linear in self.linears if linear.name == name)
 
-    def writer(self, buffer: str, reader: Operation) -> Operation | None:
+    def writer(self, buffer: str, reader: AnyOperation) -> Operation | None:
         """The operation whose result ``reader`` finds in ``buffer``; None if the buffer comes from before the layer."""
         before = self.operations[: self.operations.index(reader)]
         return next((operation for operation in reversed(before) if operation.writes == buffer), None)
 
-    def readers(self, written: Operation) -> Iterator[Operation]:
+    def readers(self, written: AnyOperation) -> Iterator[Operation]:
         """The operations that read what ``written`` writes, up to the next that writes there."""
         for operation in self.operations[self.operations.index(written) + 1 :]:
             if written.writes in operation.read_by:
@@ -99,21 +104,21 @@ class Layer:
             if operation.writes == written.writes:
                 return
 
-    def between(self, first: Operation, last: Operation) -> tuple[Operation, ...]:
+    def between(self, first: AnyOperation, last: AnyOperation) -> tuple[Operation, ...]:
         """The operations after ``first`` and before ``last``."""
         return self.operations[self.operations.index(first) + 1 : self.operations.index(last)]
 
-    def is_result(self, operation: Operation) -> bool:
+    def is_result(self, operation: AnyOperation) -> bool:
         """Whether what ``operation`` writes is what the layer hands on."""
         after = self.operations[self.operations.index(operation) + 1 :]
         return operation.writes == HIDDEN and all(later.writes != HIDDEN for later in after)
 
-    def multipliers(self, written: Operation) -> tuple[Linear, ...]:
+    def multipliers(self, written: AnyOperation) -> tuple[Linear, ...]:
         """The linears that multiply what ``written`` writes; empty if anything else reads it too."""
         readers = list(self.readers(written))
-        linears = tuple(linear for one in readers if one.adds != written.writes for linear in one.linears)
+        linears = tuple(linear for one in readers if one.adds != written.writes for linear in self.linears_of(one))
         return linears if len(linears) == len(readers) and not self.is_result(written) else ()
 
-    def gives_only(self, written: Operation, reader: Operation) -> bool:
+    def gives_only(self, written: AnyOperation, reader: AnyOperation) -> bool:
         """Whether ``reader`` alone sees the result of ``written``, to which nothing is added."""
         return not written.adds and not self.is_result(written) and list(self.readers(written)) == [reader]

@@ -31,8 +31,7 @@ from edge_llm.operations.base import (
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.layer import Layer
-    from edge_llm.operations.norm import Norm
+    from edge_llm.operations.questions import AnyLayer, AnyLinear, AnyNorm
 
 _ROWS = 8192
 """Rows of a matrix that are multiplied at a time: it is not copied whole."""
@@ -134,10 +133,10 @@ class Linear(Operation):
 
     # -- devices -------------------------------------------------------------------------------------------------------
 
-    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
         return [(self.name, self.whole_op(layer, passes))]
 
-    def whole_op(self, layer: Layer, passes: Passes) -> Op:
+    def whole_op(self, layer: AnyLayer, passes: Passes) -> Op:
         """All of it in one pass, with the norm before it and the gate behind it that it does itself."""
         norm = norm_of(layer, self)
         reads = (norm.reads if norm else self.reads, *self.read_by[1:])
@@ -145,9 +144,9 @@ class Linear(Operation):
         if gate is None:
             return Op("linear", reads, (self.writes,), self, norm)
         product = () if passes.gate_in_tiles(self) else (PRODUCT,)
-        return Op("linear_swiglu", reads, (gate.writes, *product), self, norm, gate.gate)
+        return Op("linear_glu", reads, (gate.writes, *product), self, norm, gate.gate)
 
-    def cut(self, norm: Norm | None) -> Cut:
+    def cut(self, norm: AnyNorm | None) -> Cut:
         """It for a card that multiplies, behind the ``norm`` that quantizing does first."""
         product = f"{self.name}.product" if self.adds else self.writes  # what is added may lie where the result goes
         normed = (NORMED,) if norm else ()
@@ -163,7 +162,7 @@ class Linear(Operation):
             return {NORMED: self.columns} if op.norm else {}
         if op.kind == "shadow":  # behind a turn no channel is hot
             return dict.fromkeys((OVERFLOW,) if self.turn else (SHADOW, OVERFLOW), self.rows)
-        if op.kind == "linear_swiglu":
+        if op.kind == "linear_glu":
             return {op.writes[0]: self.rows // 2} | ({PRODUCT: self.rows} if PRODUCT in op.writes else {})
         return {op.writes[0]: self.rows}
 
@@ -188,7 +187,7 @@ class Linear(Operation):
         call.add(apply)
 
 
-def norm_of(layer: Layer, linear: Linear) -> Norm | None:
+def norm_of(layer: AnyLayer, linear: AnyLinear) -> AnyNorm | None:
     """The norm that ``linear`` does itself; None if it does none."""
     writer = layer.writer(linear.reads, linear)
     return None if writer is None else writer.norm_in_readers(layer)

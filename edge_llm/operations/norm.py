@@ -23,7 +23,7 @@ from edge_llm.operations.base import (
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.layer import Layer
+    from edge_llm.operations.questions import AnyLayer
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Norm(Operation):
         """It alone, on a device."""
         return Op("layer_norm" if self.centred else "rms_norm", self.read_by, (self.writes,), self)
 
-    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
         return [] if self.norm_in_readers(layer) else [(self.gain.name, self.op())]
 
     def op_widths(self, op: Op) -> dict[str, int]:
@@ -107,16 +107,16 @@ class Norm(Operation):
         """Whether linears can do it first."""
         return not (self.adds or self.centred)
 
-    def norm_in_readers(self, layer: Layer) -> Norm | None:
+    def norm_in_readers(self, layer: AnyLayer) -> Norm | None:
         """None if anything but linears reads it, if what it reads has changed by then, or if linears cannot do it."""
         readers = layer.multipliers(self) if self.fits_linears else ()
         between = layer.between(self, readers[-1]) if readers else ()
         return self if readers and all(one.writes != self.reads for one in between) else None
 
-    def places(self, layer: Layer) -> Iterator[Place]:
+    def places(self, layer: AnyLayer) -> Iterator[Place]:
         if not self.adds and (readers := layer.multipliers(self)):
             yield Place(readers[0].name, self, readers, (self.gain.size,))
 
-    def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
+    def fold(self, layer: AnyLayer, place: Place, factors: np.ndarray, folding: Folding) -> None:
         for gain in self.gains:
             folding.gains[gain.name] = folding.gains[gain.name] / factors

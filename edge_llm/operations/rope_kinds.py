@@ -1,4 +1,4 @@
-"""Kinds of rotary position embedding: the waves of ``dim`` rotated channels, and what cosines and sines are multiplied by.
+"""Rotary position embedding and its kinds: the waves of ``dim`` rotated channels, and what cosines and sines are multiplied by.
 
 A kind has two members.  ``frequencies(theta, dim)`` gives radians per position of every wave, float64 [dim / 2].  ``factor`` is
 that of all cosines and sines.  Both have the same bits on every machine: powers and logarithms are rounded from 40 digits.
@@ -215,6 +215,20 @@ def check_waves(kind: RopeKind, theta: float, dim: int) -> None:
         values = [math.nan]
     if not all(map(math.isfinite, values)):
         raise ValueError(f"a rotation of {dim} channels by theta {theta:g} has no waves of the kind {kind.KIND}")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of the first ``dim`` channels of heads (Su et al., 2021, arXiv 2104.09864); 0: of none."""
+
+    dim: int
+    theta: float
+    scaling: RopeKind | None = None
+    """How its waves are stretched."""
+
+    def __post_init__(self) -> None:
+        if self.scaling is not None:
+            check_waves(self.scaling, self.theta, self.dim)
 
 
 def yarn_scale(stretch: float, mscale: float = 1.0) -> float:

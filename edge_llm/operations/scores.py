@@ -1,4 +1,4 @@
-"""What attention makes of queries, keys and values in float32: scores, softmax, sums; and keys and values that are kept."""
+"""What attention makes of queries, keys and values in float32: scores, softmax, sums."""
 
 from __future__ import annotations
 
@@ -31,31 +31,6 @@ class Scores:
 
 
 PLAIN = Scores()
-
-
-class FloatKV:
-    """Keys (after rotation) and values of one layer, float32 [kv heads, length, head_dim]; grows by doubling."""
-
-    def __init__(self, kv_heads: int, head_dim: int) -> None:
-        self.length = 0
-        self._data = np.empty((2, kv_heads, 0, head_dim), np.float32)
-
-    def append(self, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add tokens [T, kv heads, head_dim]; returns all keys and values so far."""
-        end = self.length + k.shape[0]
-        if end > self._data.shape[2]:
-            _, heads, room, dim = self._data.shape
-            grown = np.empty((2, heads, max(end, 2 * room), dim), np.float32)
-            grown[:, :, : self.length] = self._data[:, :, : self.length]
-            self._data = grown
-        self._data[0, :, self.length : end] = k.transpose(1, 0, 2)
-        self._data[1, :, self.length : end] = v.transpose(1, 0, 2)
-        self.length = end
-        return self._data[0, :, :end], self._data[1, :, :end]
-
-    def truncate(self, length: int) -> None:
-        """Forget all tokens from ``length`` on."""
-        self.length = min(self.length, length)
 
 
 def attend(

@@ -11,6 +11,7 @@ scheme of keys and values.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -42,13 +43,30 @@ class QuantizedWeight:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in a bundle, in file order."""
-        return {
-            "tiles": self.tiles,
-            "scale": self.weight_scale,
-            "row_sum": self.row_sum,
-            "hot_index": self.hot_index,
-            "hot_weight": self.hot_weight,
-        }
+        return {"tiles": self.tiles, **beside_integers(self)}
+
+
+class Shadowed(Protocol):
+    """What INT8 products need beside the integers of a matrix."""
+
+    @property
+    def weight_scale(self) -> np.ndarray: ...
+    @property
+    def row_sum(self) -> np.ndarray: ...
+    @property
+    def hot_index(self) -> np.ndarray: ...
+    @property
+    def hot_weight(self) -> np.ndarray: ...
+
+
+def beside_integers(weight: Shadowed) -> dict[str, np.ndarray]:
+    """The arrays of ``weight`` by their names in a bundle, in file order, behind its integers."""
+    return {
+        "scale": weight.weight_scale,
+        "row_sum": weight.row_sum,
+        "hot_index": weight.hot_index,
+        "hot_weight": weight.hot_weight,
+    }
 
 
 def quantize_weight(weight: np.ndarray, hot: np.ndarray, name: str = "weight") -> QuantizedWeight:

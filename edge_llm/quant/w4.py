@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel
 from edge_llm.quant.gptq import descend, gptq
-from edge_llm.quant.scheme import MAX_FLOAT16
+from edge_llm.quant.scheme import MAX_FLOAT16, beside_integers
 from kernels import ThreadPool, w4
 from kernels.gptq import Steps
 from kernels.layout import row_sums, unpack_tiles
@@ -35,13 +35,7 @@ class CodedWeight:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in a bundle, in file order."""
-        return {
-            "codes": self.codes,
-            "scale": self.weight_scale,
-            "row_sum": self.row_sum,
-            "hot_index": self.hot_index,
-            "hot_weight": self.hot_weight,
-        }
+        return {"codes": self.codes, **beside_integers(self)}
 
 
 def stacked(parts: Sequence[CodedWeight]) -> CodedWeight:

@@ -19,7 +19,7 @@ PAGE_STATES = ("free", "used", "shared", "cached")
 PRODUCTS, ATTENTION, KEYS, NORMS, OUTPUT, FLASH, REST = WORK_KINDS = (
     "products", "attention", "keys", "norms", "output", "flash", "rest",
 )  # fmt: skip
-"""Kinds of work: products of layers (with the norm before and the SwiGLU behind, where they are one call), attention, keys and
+"""Kinds of work: products of layers (with the norm before and the gate behind, where they are one call), attention, keys and
 values (rotated, turned and kept), norms of their own, the output matrix, waiting for flash, all else."""
 
 

@@ -16,9 +16,9 @@ from edge_llm.runner.base import Segment
 from edge_llm.runner.inside import ATTENTION, FLASH, KEYS, NORMS, OUTPUT, PRODUCTS, REST, Work
 from edge_llm.weights.base import Weights
 
-LINEARS = ("linear", "linear_swiglu")
+LINEARS = ("linear", "linear_glu")
 """Operations that are a product first of all."""
-_FLOATS = ("rms_norm", "layer_norm", "head_norms", "swiglu")
+_FLOATS = ("rms_norm", "layer_norm", "head_norms", "glu")
 _KINDS = {**dict.fromkeys(LINEARS, PRODUCTS), "attention": ATTENTION, "rope_append": KEYS, **dict.fromkeys(_FLOATS, NORMS)}
 _HEAD = "head"
 """The part that multiplies the output matrix."""

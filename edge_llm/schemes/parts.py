@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_llm.config import INT8, W4
 from edge_llm.operations.linear import Linear, SourceRows
+from edge_llm.operations.questions import AnyLinear
 from edge_llm.quant.shadow import product_cost
 from edge_llm.schemes.base import (
     Facts,
@@ -67,8 +68,8 @@ def sources_may_differ(linear: Linear) -> bool:
     return len(linear.sources) > 1 and whole
 
 
-def swiglu_in_one_pass(linear: Linear) -> bool:
-    """`Int8Linear.swiglu_in_one_pass`, before there is a weight."""
+def gate_in_one_pass(linear: AnyLinear) -> bool:
+    """`Int8Linear.swiglu_in_one_pass`, of any gate, before there is a weight."""
     return linear.rows % (2 * TILE_CHANNELS) == 0 and len(schemes_in(linear.scheme)) == 1
 
 

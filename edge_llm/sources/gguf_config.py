@@ -15,6 +15,7 @@ from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.formats.gguf_names import FREQUENCIES
 from edge_llm.models import families
+from edge_llm.sources.refusals import adapter_refusal
 
 _LLAMA3_LENGTHS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What every scaled Llama 3 has; other numbers are worked out of the divisors."""
@@ -29,13 +30,21 @@ _ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"), ("
 
 def config_of(model: GgufModel) -> dict[str, Any]:
     """The config.json of ``model``.  `UnsupportedModel` for what does not run, `InvalidModel` for what makes no sense."""
-    if (kind := model.text("general.type", "model")) != "model":
+    kind = model.text("general.type", "model")
+    if kind == "adapter":
+        raise adapter_refusal(str(model.files[0]), _base_of(model))
+    if kind != "model":
         raise UnsupportedModel(f"{model.where} is of the type `{shown(kind)}`, not a model; import the one that it belongs to")
     architecture = model.text("general.architecture")
     if architecture not in architectures():
         raise refusal(model.where, architecture)
     _refuse_what_is_more(model, architecture)
     return ARCHITECTURES[architecture][1](model, architecture)
+
+
+def _base_of(adapter: GgufModel) -> str:
+    """The repository of the model that ``adapter`` changes; empty where the file does not say."""
+    return adapter.text("general.base_model.0.repo_url", "").removeprefix("https://huggingface.co/")
 
 
 def architectures() -> list[str]:

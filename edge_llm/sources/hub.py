@@ -28,7 +28,7 @@ from edge_llm.sources.hub_download import (
     remember,
     small_file,
 )
-from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
+from edge_llm.sources.hub_errors import clear_errors, hugging_face, reason, when_unreachable
 from edge_llm.sources.hub_files import TEXT_FILES, Listing, Wanted, cached, check_names, needed
 from edge_llm.strict_json import MAX_BYTES
 
@@ -39,7 +39,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def look(repository: str, revision: str | None = None, wanted: Wanted = Wanted()) -> Listing:  # noqa: B008
     """Ask the hub what a download of ``repository`` brings.  Arguments and errors are those of `pull`."""
     check_names(repository, revision)
-    with clear_errors(repository, revision), quietly():
+    with clear_errors(hugging_face(), repository, revision), quietly():
         return _listed(repository, revision, ignore, wanted)
 
 
@@ -62,7 +62,7 @@ def pull(
     from huggingface_hub import constants, snapshot_download
 
     cache, name = Path(constants.HF_HUB_CACHE), folder_name(repository)
-    with no_trace(cache / name, cache / ".locks" / name), clear_errors(repository, revision), quietly():
+    with no_trace(cache / name, cache / ".locks" / name), clear_errors(hugging_face(), repository, revision), quietly():
         listing = _listed(repository, revision, notice, wanted)
         if listing.folder is not None:
             return listing.folder / listing.model
@@ -88,12 +88,7 @@ def _listed(repository: str, revision: str | None, notice: Callable[[str], None]
     try:
         commit, files = _wanted(repository, revision, wanted)
     except Exception as error:
-        if not is_unreachable(error):
-            raise
-        try:
-            listing = _cached(repository, revision, wanted)
-        except Exception:  # not here either: what keeps it from coming is worth telling
-            raise error from None
+        listing = when_unreachable(error, lambda: _cached(repository, revision, wanted))
         notice(f"{constants.ENDPOINT} cannot be reached ({reason(error)}): `{repository}` is taken from the Hugging Face cache")
         return listing
     blobs = _blobs(repository)

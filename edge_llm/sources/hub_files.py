@@ -15,6 +15,7 @@ from edge_llm.sources.hub_download import RemoteFile
 from edge_llm.sources.hub_gguf import choose, is_only_gguf
 from edge_llm.sources.modelslim_files import description_of, files_of, weights_of
 from edge_llm.sources.quantization import load_settings, plain_settings
+from edge_llm.sources.refusals import adapter_refusal
 from edge_llm.strict_json import parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
 
@@ -201,12 +202,3 @@ def _no_safetensors(repository: str, names: list[str], base: object) -> Unsuppor
     else:
         what = "no model.safetensors: take a repository with a whole language model"
     return UnsupportedModel(f"`{repository}` has {what}")
-
-
-def adapter_refusal(adapter: str, base: object) -> UnsupportedModel:
-    """The error for ``adapter``, which changes the model ``base`` where that is known."""
-    known = shown(base) if isinstance(base, str) and base else ""
-    of, model = (f" of `{known}`", known) if known else ("", "MODEL")
-    way_out = f"`edge-llm import {model} --lora {shown(adapter)}` merges the two"
-    more = "" if known else "; MODEL is the one that it was made for"
-    return UnsupportedModel(f"`{shown(adapter)}` is an adapter (LoRA){of}, not a whole model: {way_out}{more}")

@@ -17,14 +17,12 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel, open_gguf
-from edge_llm.formats.gguf_names import LAYER, WHOLE
+from edge_llm.formats.gguf_names import LAYER, TURNED_IN_PAIRS, WHOLE
 from edge_llm.sources.base import Source
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 
 _ARCHITECTURES = {"mistral": "llama"}
 """Families that GGUF calls otherwise."""
-_TURNED = ("llama",)
-"""Architectures whose rows of queries and keys are reordered."""
 _MAX_ALPHA = 1e6
 
 
@@ -107,7 +105,7 @@ class _Fitting:
 
     def _up(self, tensor: str, name: str) -> np.ndarray:
         values = self._file.read(tensor)
-        heads = _heads(self._model.config, name) if self._architecture in _TURNED else 0
+        heads = _heads(self._model.config, name) if self._architecture in TURNED_IN_PAIRS else 0
         if not heads:
             return values
         pairs = values.reshape(heads, len(values) // heads // 2, 2, -1)

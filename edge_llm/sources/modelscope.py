@@ -24,9 +24,9 @@ from edge_llm.errors import HubError, InvalidModel
 from edge_llm.files import shown, write_whole
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.hub_download import Address, Blobs, RemoteFile, folder_name, no_trace, quietly, remember, small_file
-from edge_llm.sources.hub_errors import is_unreachable, reason
+from edge_llm.sources.hub_errors import clear_errors, reason, when_unreachable
 from edge_llm.sources.hub_files import Listing, Wanted, cached, check_names, is_safe_name, needed
-from edge_llm.sources.modelscope_errors import clear_errors, endpoint, refusal
+from edge_llm.sources.modelscope_errors import endpoint, modelscope, refusal
 from edge_llm.strict_json import parse_object
 
 DEFAULT_REVISION = "master"
@@ -39,7 +39,7 @@ _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 def look(repository: str, revision: str | None = None, wanted: Wanted = Wanted()) -> Listing:  # noqa: B008
     """Ask what a download of ``repository`` brings.  Arguments and errors are those of `pull`."""
     check_names(repository, revision)
-    with clear_errors(repository, revision, _cache()), quietly():
+    with clear_errors(modelscope(_cache()), repository, revision), quietly():
         return _listed(repository, revision or DEFAULT_REVISION, ignore, wanted)
 
 
@@ -53,7 +53,7 @@ def pull(
     """As `edge_llm.sources.hub.pull`, from ModelScope; revision: branch or tag (default: master)."""
     check_names(repository, revision)
     revision, folder = revision or DEFAULT_REVISION, _folder(repository)
-    with no_trace(folder), clear_errors(repository, revision, _cache()), quietly():
+    with no_trace(folder), clear_errors(modelscope(_cache()), repository, revision), quietly():
         listing = _listed(repository, revision, notice, wanted)
         if listing.folder is not None:
             return listing.folder / listing.model
@@ -75,12 +75,7 @@ def _listed(repository: str, revision: str, notice: Callable[[str], None], wante
         present = _present(repository, revision)
         files = needed(repository, present, wanted, lambda file: _small_file(repository, revision, file))
     except Exception as error:
-        if not is_unreachable(error):
-            raise
-        try:
-            listing = _cached(repository, revision, wanted)
-        except Exception:  # not here either: what keeps it from coming is worth telling
-            raise error from None
+        listing = when_unreachable(error, lambda: _cached(repository, revision, wanted))
         notice(f"{endpoint()} cannot be reached ({reason(error)}): `{repository}` is taken from `{_cache()}`")
         return listing
     for file in files:

@@ -12,11 +12,12 @@ from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unsupport
 from edge_llm.files import shown
 from edge_llm.formats.gguf import first_part, is_gguf
 from edge_llm.paths import expanded
-from edge_llm.sources.hub_files import adapter_refusal, is_repository
+from edge_llm.sources.hub_files import is_repository
 from edge_llm.sources.hub_gguf import is_model, is_quantization
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.sources.modelscope_errors import host as modelscope_host
 from edge_llm.sources.modelslim_files import description_of
+from edge_llm.sources.refusals import adapter_refusal
 from edge_llm.strict_json import read_object
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")

@@ -20,7 +20,8 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Cut as LinearCut
 from edge_llm.operations.linear import Linear, norm_of
 from edge_llm.operations.norm import Norm
-from edge_llm.schemes.parts import is_multiplied_as_int8, swiglu_in_one_pass
+from edge_llm.operations.questions import AnyLinear
+from edge_llm.schemes.parts import gate_in_one_pass, is_multiplied_as_int8
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
     DEVICE_BUFFERS,
@@ -36,11 +37,11 @@ class _HostPasses:
 
     cut: Callable[[str], bool]
 
-    def whole(self, linear: Linear) -> bool:
+    def whole(self, linear: AnyLinear) -> bool:
         return not self.cut(linear.scheme)
 
-    def gate_in_tiles(self, linear: Linear) -> bool:
-        return swiglu_in_one_pass(linear)
+    def gate_in_tiles(self, linear: AnyLinear) -> bool:
+        return gate_in_one_pass(linear)
 
 
 _UNCUT = _HostPasses(lambda scheme: False)
@@ -61,7 +62,7 @@ def split(layer: Layer) -> tuple[Part, ...]:
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in operation.linears if not _CUT.whole(linear)}
+        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in layer.linears_of(operation) if not _CUT.whole(linear)}
         for linear, pieces in cut.items():
             parts += [_cpu_part([*ops, pieces.quantize], parts), *_product(linear.name, pieces)]
             ops = [pieces.merge]
@@ -283,11 +284,11 @@ def _product(name: str, cut: LinearCut) -> tuple[Part, Part]:
     return Part(name, CARD_LANE, (cut.matmul,)), Part(f"{name}{SHADOW_PART}", HOST_LANE, (cut.shadow,))
 
 
-_NAMED = {"rope_append": "keys", "attention": "attention", "swiglu": "swiglu"}
+_NAMED = {"rope_append": "keys", "attention": "attention", "glu": "glu"}
 
 
 def _cpu_part(ops: Sequence[Op], before: Sequence[Part]) -> Part:
-    """A part of ``ops``, named after keys, attention or swiglu; after its last operation if a part ``before`` has that name."""
+    """A part of ``ops``, named after keys, attention or glu; after its last operation if a part ``before`` has that name."""
     last = f"{_name_of(ops[-1])}.{ops[-1].kind}"
     told = next((_NAMED[op.kind] for op in ops if op.kind in _NAMED), last)
     return Part(last if any(one.name == told for one in before) else told, HOST_LANE, tuple(ops))

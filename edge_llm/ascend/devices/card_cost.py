@@ -121,15 +121,15 @@ def attention_work(law: ChipLaw, attention: Attention, rows: int, keys: int) -> 
 
 
 def _layer_work(law: ChipLaw, route: MatmulRoute, layer: Layer, rows: int, keys: int) -> float:
-    return sum(_work(law, route, operation, rows, keys) for operation in layer.operations)
+    return sum(_work(law, route, layer, operation, rows, keys) for operation in layer.operations)
 
 
-def _work(law: ChipLaw, route: MatmulRoute, operation: Operation, rows: int, keys: int) -> float:
+def _work(law: ChipLaw, route: MatmulRoute, layer: Layer, operation: Operation, rows: int, keys: int) -> float:
     """Seconds of the card itself."""
     if operation.linears:
-        return sum(_linear_work(law, route, linear, rows) for linear in operation.linears)
+        return sum(_linear_work(law, route, linear, rows) for linear in layer.linears_of(operation))
     if operation.attentions:
-        return sum(attention_work(law, attention, rows, keys) for attention in operation.attentions)
+        return attention_work(law, layer.attention, rows, keys)
     return _moving(law, FLOAT16_BYTES * rows * (operation.read_width + operation.write_width))
 
 
@@ -143,9 +143,9 @@ def launches(law: ChipLaw, route: MatmulRoute, layer: Layer) -> int:
     """Operators of ``layer`` on a card that does everything, for more rows than one."""
 
     def of(operation: Operation) -> int:
-        linears = sum(_linear_launches(law, route, layer, linear) for linear in operation.linears)
-        attentions = sum(ATTENTION_LAUNCHES + HEAD_NORM_LAUNCHES * bool(one.q_norm) for one in operation.attentions)
-        return linears + attentions or 1
+        linears = sum(_linear_launches(law, route, layer, linear) for linear in layer.linears_of(operation))
+        attention = ATTENTION_LAUNCHES + HEAD_NORM_LAUNCHES * bool(layer.attention.q_norm) if operation.attentions else 0
+        return linears + attention or 1
 
     return sum(map(of, layer.operations))
 

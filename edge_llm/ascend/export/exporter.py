@@ -22,7 +22,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.layout import tensors_digest
-from edge_llm.operations.linear import Linear
+from edge_llm.operations.questions import AnyLinear
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.schemes import Weight
 from edge_llm.schemes.expanding import expanded
@@ -82,7 +82,7 @@ def _taken(folder: Path) -> UsageError:
     return UsageError(f"`{shown(folder)}` is there already; choose another `--out`, or remove it", param="out")
 
 
-def _products(parts: Sequence[Part]) -> Iterator[Linear]:
+def _products(parts: Sequence[Part]) -> Iterator[AnyLinear]:
     """The linears that a card multiplies, in order."""
     return (op.linear for part in parts if part.lane == CARD_LANE for op in part.ops)
 
@@ -116,7 +116,7 @@ class _Export:
     """By part and the kinds of its initializers: layers whose products have other shapes have other graphs.  What is compiled
     finds another layer's initializers in the places where the first layer's are, so there these count as well."""
 
-    def write(self, parts: Sequence[Sequence[Linear]]) -> None:
+    def write(self, parts: Sequence[Sequence[AnyLinear]]) -> None:
         with storage_errors(self.folder):
             (self.folder / INITIALIZERS).mkdir()
         layers = []
@@ -131,12 +131,12 @@ class _Export:
         if self.flavour.chip is not None:
             self._write_file(SCRIPT, script(self.flavour.chip, [list(self._compiled(layer)) for layer in layers]))
 
-    def on_host(self, parts: Sequence[Sequence[Linear]]) -> tuple[str, ...]:
+    def on_host(self, parts: Sequence[Sequence[AnyLinear]]) -> tuple[str, ...]:
         """The linears of the layers that are not among ``parts``."""
         layers = enumerate(zip(self.bundle.decoder.layers, parts, strict=True))
         return tuple(f"layers.{i}.{one.name}" for i, (layer, done) in layers for one in layer.linears if one not in done)
 
-    def _write_layer(self, index: int, linears: Sequence[Linear]) -> dict[str, Any]:
+    def _write_layer(self, index: int, linears: Sequence[AnyLinear]) -> dict[str, Any]:
         """Write the initializers of a layer; its entry in the index."""
         block = f"layers.{index}"
         file = f"{INITIALIZERS}/{block}.bin"
