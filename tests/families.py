@@ -76,6 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "llama, yarn": ("Llama", {"head_dim": 16, "rope_parameters": {**YARN, "rope_theta": 1e4}}),
     "glm": (
         "Glm",
         {

@@ -119,7 +119,7 @@ def test_steps_are_the_prompt(bundle):
 
 def test_a_card_says_what_it_cannot_do(bundle):
     """Of all these families some have Llama's layers: ERNIE's too, once the rotation pairs are sorted."""
-    assert (missing(bundle.decoder) is None) == (bundle.config.family in ("ernie4_5", "mistral", "qwen2", "qwen3"))
+    assert (missing(bundle.decoder) is None) == (bundle.config.family in ("ernie4_5", "llama", "mistral", "qwen2", "qwen3"))
 
 
 @pytest.mark.thorough
