@@ -76,6 +76,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "nemotron": ("Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16, "use_bias": True}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm, parallel": ("StableLm", {"use_parallel_residual": True}),
     "llama, yarn": ("Llama", {"head_dim": 16, "rope_parameters": {**YARN, "rope_theta": 1e4}}),
     "glm": (
         "Glm",

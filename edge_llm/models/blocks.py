@@ -13,6 +13,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.fields import MAX_CONTEXT, MAX_THETA, Fields
 from edge_llm.models.layer import Decoder, DescribedConfig
+from edge_llm.operations.activation import Activate
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Gain, Operation
 from edge_llm.operations.embedding import Embedding
@@ -320,6 +321,23 @@ def mlp(
         GLU(shape.inner, reads="gate_up", writes="activated", activation=activation),
         linear("down", (down,), shape.inner, "activated", writes, adds=adds, bias=bias),
     )
+
+
+def plain_mlp(
+    shape: Shape, activation: str, *, up: str = "mlp.up_proj", down: str = "mlp.down_proj", bias: bool = False
+) -> tuple[Operation, ...]:
+    """An MLP without a gate, added to the residual stream."""
+    return (
+        linear("up", (SourceRows(up, shape.inner),), shape.hidden, "normed", "up", bias=bias),
+        Activate(shape.inner, reads="up", writes="activated", activation=activation),
+        linear("down", (SourceRows(down, shape.hidden),), shape.inner, "activated", HIDDEN, adds=HIDDEN, bias=bias),
+    )
+
+
+def centred_norm(shape: Shape, name: str, module: str, *, plus: float = 0.0) -> Norm:
+    """A layer norm of the residual stream, with a bias."""
+    bias = Gain(f"{name}_bias", f"{module}.bias", shape.hidden)
+    return Norm(gain(name, module, shape.hidden, plus=plus), shape.eps, HIDDEN, "normed", centred=True, bias=bias)
 
 
 def pre_norm_layer(shape: Shape, attended: Sequence[Operation], mlp: Sequence[Operation]) -> tuple[Operation, ...]:
