@@ -22,7 +22,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2",
         WINDOW | {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     ),
-    "gemma3": (
+    "gemma3_text": (
         "Gemma3Text",
         WINDOW
         | {
@@ -76,6 +76,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "nemotron": ("Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16, "use_bias": True}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm, parallel": ("StableLm", {"use_parallel_residual": True}),
+    "llama, yarn": ("Llama", {"head_dim": 16, "rope_parameters": {**YARN, "rope_theta": 1e4}}),
+    "glm": (
+        "Glm",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
     "hunyuan, alpha": (
         "HunYuanDenseV1",
@@ -93,19 +106,54 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+_IMAGES = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+_PIXELS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {**FAMILIES["gemma3_text"][1], "tie_word_embeddings": True}, _PIXELS | {"patch_size": 14}),
+    "qwen2_vl": ("Qwen2VL", {"rope_parameters": _SECTIONS}, {"embed_dim": 32, "hidden_size": 64, "depth": 1, "num_heads": 2}),
+    "qwen2_5_vl": ("Qwen2_5_VL", {"rope_parameters": _SECTIONS}, _IMAGES),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {"head_dim": 16, "rope_parameters": {**_SECTIONS, "mrope_interleaved": True}},
+        _IMAGES | {"deepstack_visual_indexes": [0]},
+    ),
+    "mistral3": (
+        "Mistral3",
+        {**FAMILIES["ministral3"][1], "model_type": "ministral3"},
+        _PIXELS | {"model_type": "pixtral", "patch_size": 14, "head_dim": 16},
+    ),
+    "mistral3, mistral": (
+        "Mistral3",
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        _PIXELS | {"model_type": "pixtral", "patch_size": 14, "head_dim": 16},
+    ),
+    "glm4v": (
+        "Glm4v",
+        {"rope_parameters": {**_SECTIONS, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+        _IMAGES,
+    ),
+}
+"""Checkpoints that see images: settings of the text model, and of what sees."""
+EVERY = [*FAMILIES, *SEEING]
 
 
 def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
-    """A model of `FAMILIES` as a Hugging Face folder with a tokenizer, and the model of transformers."""
+    """A model of `FAMILIES` or `SEEING` as a Hugging Face folder with a tokenizer, and the model of transformers."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.set_num_threads(1)
-    kind, more = FAMILIES[name]
-    config = getattr(transformers, f"{kind}Config")(**{**COMMON, **json.loads(json.dumps(more))})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    kind, more, *seeing = FAMILIES.get(name) or SEEING[name]
+    settings = {**COMMON, **json.loads(json.dumps(more))}
+    parts = {"text_config": settings, "vision_config": dict(seeing[0])} if seeing else settings
+    config = getattr(transformers, f"{kind}Config")(**parts)
+    auto = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager").eval().float()
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for tensor, values in model.named_parameters():
+            if seeing and "language_model" not in tensor and "lm_head" not in tensor:
+                continue
             drawn = torch.randn(values.shape, generator=random)
             if "norm" in tensor:
                 values.add_(0.2 * drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_llm.operations.activation import Activate
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, FloatLinear, Gain, LayerWeights, Operation
 from edge_llm.operations.glu import GLU
@@ -50,7 +51,21 @@ def down(number: str = "", adds: str = HIDDEN) -> Linear:
 
 MLP = (norm("mlp_norm"), gate_up(), swiglu(), down())
 
+PLAIN_MLP = (
+    norm("mlp_norm"), linear("up", INNER, WIDTH, "normed", "up", bias=True), Activate(INNER, "up", "activated", "relu_squared"),
+    down(),
+)  # fmt: skip
+
 ODD: dict[str, tuple[Operation, ...]] = {
+    "an MLP without a gate, by squared ReLU": (norm("attention_norm"), qkv(), attention(), o(), *PLAIN_MLP),
+    "an MLP without a gate, by GELU": (
+        norm("attention_norm"), qkv(), attention(), o(), norm("mlp_norm"), linear("up", INNER, WIDTH, "normed", "up"),
+        Activate(INNER, "up", "activated", "gelu_tanh"), down(),
+    ),
+    "a clamped gate": (
+        norm("attention_norm"), qkv(), attention(), o(), norm("mlp_norm"), gate_up(bias=True),
+        GLU(INNER, "gate_up", "activated", "clamped_silu", 1.5), down(),
+    ),
     "plain": (norm("attention_norm"), qkv(bias=True), attention(), o(), *MLP),
     "one norm, attention and MLP beside each other": (
         norm("norm"), qkv(), gate_up(bias=True), attention(), swiglu(), o(), down(),

@@ -234,7 +234,8 @@ def test_a_name_that_fits_two_models_or_is_taken_is_told_in_a_line(tiny_model, t
 SAID = {
     "gemma": "no model `gemma`: Gemma cannot be run here yet; these are fetched by name: `smollm2`, `qwen3`, ",
     "Gemma:7b": "Gemma cannot be run here yet",
-    "phi4": "Phi cannot be run here yet",
+    "minicpm5": "MiniCPM cannot be run here yet",
+    "phi4": None,
     "mixtral:8x7b": "Mixtral, a mixture of experts, cannot be run here yet",
     "philosopher": None,
     "qwen": "which of these",

@@ -15,6 +15,7 @@ from edge_llm.models.reference import FloatModel
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
 SHORT, LONG = [1.0 + 0.1 * wave for wave in range(8)], [2.0 + 0.3 * wave for wave in range(8)]
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 SAME = [
     ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -31,6 +32,12 @@ SAME = [
     ("granite", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32, "factor": 3.0}}),
     ("phi3", {"original_max_position_embeddings": ..., "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 9}}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    ("llama, yarn", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    ("llama, yarn", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}),
+    ("llama, yarn", {"rope_parameters": ..., "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}),
+    ("llama, yarn", {"rope_parameters": ..., "rope_scaling": {**YARN, "factor": 2}}),
+    ("llama, yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "attention_factor": 1.3}}),
+    ("llama, yarn", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
 ]  # fmt: skip
 
 
@@ -66,6 +73,14 @@ def test_a_config_means_what_it_means_to_transformers(folders, family, changes):
         (folder / "config.json").write_text(kept)
     theirs = logits_of(model.eval(), TOKENS)
     assert np.abs(ours - theirs).max() < 5e-5 * np.abs(theirs).max()
+
+
+def test_yarn_reaches_as_far_as_it_stretches(folders):
+    """As people extend Qwen2.5: the longest text in config.json is that of the first context."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    short, linear = {**yarn, "original_max_position_embeddings": 32}, {**yarn, "rope_type": "linear"}
+    for rope, longest in ((yarn, 1024), (short, 256), (linear, 256)):
+        assert load_config(changed(folders("llama, yarn"), {"rope_parameters": rope, "rope_theta": 1e4})).context == longest
 
 
 @pytest.mark.parametrize(

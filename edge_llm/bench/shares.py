@@ -106,8 +106,10 @@ class PartlyInt8:
 
     def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         """Normed last hidden states float32 [T, hidden] of the same."""
-        gain = self._weights.head.gains["final_norm"] if self._place == "output" else self._float.final_norm
-        return self.decoder.norm.applied(self._hidden(tokens, cache), gain)
+        norm, gains = self.decoder.norm, self._weights.head.gains
+        ours = self._place == "output"
+        vectors = np.stack([gains[gain.name] for gain in norm.gains]) if ours else self._float.final_norm
+        return norm.applied(self._hidden(tokens, cache), vectors)
 
     def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         table = self._weights.embedding

@@ -158,13 +158,13 @@ class Trial:
     def quality(self, output: np.ndarray, gain: np.ndarray, made: Arrays) -> Quality:
         """How near the bundle is to the float model, behind all layers.
 
-        ``output`` is the float matrix [V, hidden] of the source, ``gain`` that of its last norm, and ``made`` what became of
-        the matrix.  Raises `NumericError` where the predictions are no numbers.
+        ``output`` is the float matrix [V, hidden] of the source, ``gain`` the vectors of its last norm, and ``made`` what
+        became of the matrix.  Raises `NumericError` where the predictions are no numbers.
         """
         decoder = self._decoder
         head = BlockWeights(
             {"output": _opened(decoder.output, made, None, self._kept["output"])},
-            {"final_norm": gain / self._survey.output_fold},
+            decoder.norm.named(gain / self._survey.output_fold),
         )
         part = head_part(decoder, HOST)
         run_head, widths = self._shelf.get(part, self._rows.static), buffer_widths((part,), decoder.hidden_size)

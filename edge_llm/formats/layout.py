@@ -89,7 +89,8 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
     for index, layer in enumerate(decoder.layers):
         block = f"layers.{index}"
         yield block, list(layer_tensors(layer, {linear.name: hot.get(f"{block}.{linear.name}", 0) for linear in layer.linears}))
-    yield "final_norm", [("", "float32", (decoder.hidden_size,))]
+    vectors = len(decoder.norm.gains)
+    yield "final_norm", [("", "float32", (decoder.hidden_size,) if vectors == 1 else (vectors, decoder.hidden_size))]
     if decoder.tied:
         yield embedding
     else:

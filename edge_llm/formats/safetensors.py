@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel
 from edge_llm.files import RegularFile, shown, status
+from edge_llm.models import text_settings
+from edge_llm.models.text_part import text_name, tied_as
 from edge_llm.strict_json import parse_object, read_object
 from kernels.floats import widen
 
@@ -226,13 +228,20 @@ def _naturals(value: Any) -> bool:
 
 
 class SourceFolder:
-    """A Hugging Face model folder: its settings as dictionaries, its weights by name."""
+    """A Hugging Face model folder: its settings as dictionaries, its weights by name.
+
+    Of a checkpoint that sees images it has the text part, with the settings and the names of a text model.
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any], shards: list[SafetensorsFile]) -> None:
+        """Raises `InvalidModel` where two tensors of a text part have one name."""
         self.folder = folder
-        self.config = config
         self._shards = shards
-        self._where = {name: shard for shard in shards for name in shard.tensors}
+        settings = text_settings(config)
+        self._where = _named(folder, shards, settings is not None)
+        self.config = config if settings is None else tied_as(settings, config, self._where)
+        self.is_part = settings is not None
+        """Whether it is the text part of more."""
 
     def names(self) -> list[str]:
         """Names of all tensors, in file order."""
@@ -240,30 +249,37 @@ class SourceFolder:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor; an unknown name raises `InvalidModel`."""
-        return self._shard(name).tensors[name].shape
+        return self._info(name).shape
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32; NaN, infinity and what no model was trained to raise `InvalidModel` naming it."""
-        return self._shard(name).read(name, most=MAX_WEIGHT)
+        shard, inside = self._find(name)
+        return shard.read(inside, most=MAX_WEIGHT)
 
     def dtype(self, name: str) -> str:
         """The tensor's type as safetensors has it, such as BF16."""
-        return self._shard(name).tensors[name].dtype
+        return self._info(name).dtype
 
     def read_integers(self, name: str) -> np.ndarray:
         """`SafetensorsFile.read_integers` of the file that holds it."""
-        return self._shard(name).read_integers(name)
+        shard, inside = self._find(name)
+        return shard.read_integers(inside)
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
-        return sum(info.nbytes for shard in self._shards for info in shard.tensors.values())
+        """Of all its tensors."""
+        return sum(self._info(name).nbytes for name in self._where)
 
-    def _shard(self, name: str) -> SafetensorsFile:
-        shard = self._where.get(name)
-        if shard is None:
+    def _info(self, name: str) -> TensorInfo:
+        shard, inside = self._find(name)
+        return shard.tensors[inside]
+
+    def _find(self, name: str) -> tuple[SafetensorsFile, str]:
+        """The file of a tensor, and its name there."""
+        found = self._where.get(name)
+        if found is None:
             raise InvalidModel(f"`{shown(self.folder)}` has no tensor `{shown(name)}`")
-        return shard
+        return found
 
     @property
     def files(self) -> list[Path]:
@@ -282,6 +298,17 @@ class SourceFolder:
         self.close()
 
 
+def _named(folder: Path, shards: Sequence[SafetensorsFile], is_part: bool) -> dict[str, tuple[SafetensorsFile, str]]:
+    """All tensors by their names in the model, each with its file and its name there; of a text part no others."""
+    found: dict[str, tuple[SafetensorsFile, str]] = {}
+    for shard in shards:
+        for inside in shard.tensors:
+            name = text_name(inside) if is_part else inside
+            if name is not None and found.setdefault(name, (shard, inside)) != (shard, inside):
+                raise InvalidModel(f"`{shown(folder)}` has the tensor `{shown(name)}` of its text part twice; save it again")
+    return found
+
+
 def open_model_folder(folder: Path, weights: str = MODEL) -> SourceFolder:
     """Open a Hugging Face folder whose weights are called ``weights``, see `MODEL`.
 
@@ -298,10 +325,19 @@ def open_model_folder(folder: Path, weights: str = MODEL) -> SourceFolder:
     config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
     single, index = f"{weights}.safetensors", f"{weights}.safetensors.index.json"
     if _exists(folder / single):
-        return SourceFolder(folder, config, [open_safetensors(folder / single)])
+        return _folder(folder, config, [open_safetensors(folder / single)])
     if _exists(folder / index):
-        return SourceFolder(folder, config, _open_shards(folder / index))
+        return _folder(folder, config, _open_shards(folder / index, config))
     raise _is_adapter(folder) if _exists(folder / _ADAPTER) else _no_weights(folder)
+
+
+def _folder(folder: Path, config: dict[str, Any], shards: list[SafetensorsFile]) -> SourceFolder:
+    try:
+        return SourceFolder(folder, config, shards)
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
 
 
 def _is_adapter(folder: Path) -> UnsupportedModel:
@@ -312,7 +348,13 @@ def _is_adapter(folder: Path) -> UnsupportedModel:
     return UnsupportedModel(f"`{shown(folder)}` is an adapter (LoRA){of}, not a model; {way_out}")
 
 
-def _open_shards(index_path: Path) -> list[SafetensorsFile]:
+def needed_shards(weight_map: Mapping[str, object], config: dict[str, Any]) -> list[object]:
+    """The files of an index that a model is read from, in its order: those with images alone are not."""
+    is_part = text_settings(config) is not None
+    return list(dict.fromkeys(file for name, file in weight_map.items() if not is_part or text_name(name) is not None))
+
+
+def _open_shards(index_path: Path, config: dict[str, Any]) -> list[SafetensorsFile]:
     index = read_object(index_path, max_bytes=MAX_INDEX_BYTES, max_values=MAX_INDEX_VALUES)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -323,14 +365,14 @@ def _open_shards(index_path: Path) -> list[SafetensorsFile]:
                 f"`{index_path.name}` puts tensor `{shown(name)}` into `{shown(file)}`; "
                 "a shard must be a plain .safetensors file name in the same folder"
             )
-    names = list(dict.fromkeys(weight_map.values()))
+    names = needed_shards(weight_map, config)
     if len(names) > MAX_SHARDS:
         raise InvalidModel(f"`{index_path.name}` lists `{len(names)}` files; at most {MAX_SHARDS} are read")
     shards: list[SafetensorsFile] = []
     try:
         for name in names:
-            shards.append(_open_shard(index_path.parent / name, index_path.name))
-        _check_index(weight_map, shards, index_path.name)
+            shards.append(_open_shard(index_path.parent / str(name), index_path.name))
+        _check_index({name: file for name, file in weight_map.items() if file in names}, shards, index_path.name)
     except BaseException:
         for shard in shards:
             shard.close()

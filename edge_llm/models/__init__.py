@@ -3,12 +3,16 @@
 A family file has two functions: ``config(raw) -> ModelConfig`` reads a config.json, and ``decoder(config) -> Decoder``
 describes the model's layers (`edge_llm.models.layer`).  Adding a family adds a file.  Only code in this folder runs:
 ``auto_map`` and other pointers to code inside a model's folder are ignored.
+
+The file of a checkpoint that sees images has another function alone: ``text(raw) -> settings`` gives the config.json of the
+text model inside, which is a family of its own (`edge_llm.models.text_part`).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,7 +21,13 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
-_SHARED = {"blocks", "fields", "layer", "llama_like", "weights", "reference", "rope"}
+_SHARED = {"blocks", "fields", "layer", "llama_like", "weights", "reference", "rope", "text_part"}
+_DELTA = "three of four layers are gated delta layers, which do not run here yet; import a Qwen3 instead, `{instead}`"
+_NOT_YET = {
+    "qwen3_5": "Qwen/Qwen3-4B", "qwen3_5_text": "Qwen/Qwen3-4B", "qwen3_5_moe": "Qwen/Qwen3-8B",
+    "qwen3_5_moe_text": "Qwen/Qwen3-8B", "qwen3_next": "Qwen/Qwen3-8B",
+}  # fmt: skip
+"""Model types with `_DELTA`, and what to import instead."""
 
 
 class Family(Protocol):
@@ -61,33 +71,61 @@ def _described(config: ModelConfig) -> Decoder:
 
 
 def _family(name: str) -> Family:
+    if name in _NOT_YET and name not in _ADDED:
+        raise UnsupportedModel(f"the architecture `{name}` does not run here: {_DELTA.format(instead=_NOT_YET[name])}")
     if name not in families():
         raise UnsupportedModel(f"the architecture `{shown(name)}` does not run here; these do: {_runnable()}")
     return _ADDED.get(name) or cast(Family, importlib.import_module(f"{__name__}.{name}"))
 
 
 def load_config(raw: dict[str, Any]) -> ModelConfig:
-    """Read a Hugging Face config.json into a `ModelConfig`.
+    """Read a Hugging Face config.json into a `ModelConfig`; of a checkpoint that sees images, that of its text part.
 
     Raises `UnsupportedModel` for a model that is well formed but cannot be run here, `InvalidModel` for values that
     make no sense.
     """
-    family = raw.get("model_type")
-    if not isinstance(family, str):
-        raise InvalidModel("config.json has no `model_type`; give the folder of a Hugging Face model")
-    architectures = raw.get("architectures") or []
-    if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
-        raise InvalidModel(f"config.json: architectures must be a list of names, not `{shown(architectures)}`")
-    page, causal = _family(family), f"{family.removesuffix('_text').replace('_', '')}forcausallm"
-    known = getattr(page, "ARCHITECTURE", causal).lower()
-    if architectures and known not in (a.lower().replace("_", "") for a in architectures):
-        raise UnsupportedModel(f"the architecture `{shown(architectures[0])}` does not run here; these do: {_runnable()}")
+    page = _page(raw)
+    if (text := _text_of(page)) is not None:
+        return load_config(text(raw))
     if raw.get("quantization_config"):
         raise UnsupportedModel(
             "config.json has a `quantization_config`: the weights are quantized already; "
             "give the original model with F32, F16 or BF16 weights"
         )
     return page.config(raw)
+
+
+def text_settings(raw: dict[str, Any]) -> dict[str, Any] | None:
+    """The config.json of the text model in a checkpoint that sees images; None for any other.
+
+    Raises `InvalidModel` or `UnsupportedModel`.
+    """
+    family = raw.get("model_type")
+    text = _text_of(_family(family)) if isinstance(family, str) and family in families() else None
+    return None if text is None else text(raw)
+
+
+def _text_of(page: Family) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    return getattr(page, "text", None)
+
+
+def _page(raw: dict[str, Any]) -> Family:
+    """The file of the family that a config.json names."""
+    family = raw.get("model_type")
+    if not isinstance(family, str):
+        raise InvalidModel("config.json has no `model_type`; give the folder of a Hugging Face model")
+    architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
+        raise InvalidModel(f"config.json: architectures must be a list of names, not `{shown(architectures)}`")
+    page = _family(family)
+    known = getattr(page, "ARCHITECTURE", f"{family.removesuffix('_text')}ForCausalLM")
+    if architectures and _plain(known) not in map(_plain, architectures):
+        raise UnsupportedModel(f"the architecture `{shown(architectures[0])}` does not run here; these do: {_runnable()}")
+    return page
+
+
+def _plain(architecture: str) -> str:
+    return architecture.lower().replace("_", "")
 
 
 def _runnable() -> str:

@@ -13,6 +13,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.fields import MAX_CONTEXT, MAX_THETA, Fields
 from edge_llm.models.layer import Decoder, DescribedConfig
+from edge_llm.operations.activation import Activate
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Gain, Operation
 from edge_llm.operations.embedding import Embedding
@@ -152,22 +153,39 @@ def read_rope(
     section = by_kind if isinstance(by_kind, dict) else parameters if parameters and not _is_by_kind(parameters) else None
     section = section if section is not None else fields.section("rope_scaling")
     rope = Fields(section)
-    base = fields.number(theta_key, 1.0, MAX_THETA, theta)
-    if section.get("rope_theta") is not None:
-        inner = rope.number("rope_theta", 1.0, MAX_THETA)
-        if raw.get(theta_key) is not None and inner != base:
-            raise InvalidModel(f"config.json gives two values for rope_theta: `{base:g}` and `{inner:g}`")
-        base = inner
+    base = base_of(fields, rope, theta_key, theta)
     dim = shape.head_dim
     if partial is not None:
         said = fields.number("partial_rotary_factor", 0.0, 1.0, partial)
         dim = int(dim * rope.number("partial_rotary_factor", 0.0, 1.0, said))
     if dim % 2:
         raise UnsupportedModel(f"config.json: a partial_rotary_factor that turns `{dim}` channels does not run here")
-    original = raw.get("original_max_position_embeddings")
-    rope = rope if original is None else Fields(section | {"original_max_position_embeddings": original})
+    return _rope(fields, section, dim, base, shape.context)
+
+
+def rope_of(raw: dict[str, Any], head_dim: int, context: int) -> Rope:
+    """The rotary embedding of whole heads in a config.json, where all layers have the same."""
+    fields = Fields(raw)
+    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    return _rope(fields, section, head_dim, base_of(fields, Fields(section)), context)
+
+
+def base_of(fields: Fields, rope: Fields, theta_key: str = "rope_theta", theta: float = 10000.0) -> float:
+    """The base of a rotation: in the section that describes it, or beside it; ``theta`` where neither says it."""
+    base = fields.number(theta_key, 1.0, MAX_THETA, theta)
+    if rope.raw.get("rope_theta") is None:
+        return base
+    inner = rope.number("rope_theta", 1.0, MAX_THETA)
+    if fields.raw.get(theta_key) is not None and inner != base:
+        raise InvalidModel(f"config.json gives two values for rope_theta: `{base:g}` and `{inner:g}`")
+    return inner
+
+
+def _rope(fields: Fields, section: dict[str, Any], dim: int, base: float, context: int) -> Rope:
+    original = fields.raw.get("original_max_position_embeddings")
+    rope = Fields(section if original is None else section | {"original_max_position_embeddings": original})
     try:
-        return Rope(dim, base, _scaling(rope, shape))
+        return Rope(dim, base, _scaling(rope, context))
     except ValueError as error:
         raise InvalidModel(f"config.json: {error}") from None
 
@@ -176,7 +194,7 @@ def _is_by_kind(parameters: dict[str, Any]) -> bool:
     return bool({SLIDING, FULL} & set(parameters))
 
 
-def _scaling(rope: Fields, shape: Shape) -> RopeKind | None:
+def _scaling(rope: Fields, context: int) -> RopeKind | None:
     named = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if named == "dynamic" and rope.raw.get("alpha") is not None:
         return Alpha(rope.number("alpha", 1e-3, 1e6))
@@ -184,22 +202,27 @@ def _scaling(rope: Fields, shape: Shape) -> RopeKind | None:
     if not isinstance(named, str) or named not in make:
         known = ", ".join(make)
         raise UnsupportedModel(f"config.json: the rotary embedding type `{shown(named)}` does not run here; these do: {known}")
-    return make[named](rope, shape)
+    return make[named](rope, context)
 
 
-def _plain(rope: Fields, shape: Shape) -> None:
+def _plain(rope: Fields, context: int) -> None:
     return None
 
 
-def _linear(rope: Fields, shape: Shape) -> RopeKind:
+def _linear(rope: Fields, context: int) -> RopeKind:
     return Stretched(rope.number("factor", 1e-3, 1e6))
 
 
-def _dynamic(rope: Fields, shape: Shape) -> RopeKind:
-    return Dynamic(rope.number("factor", 1e-3, 1e6), shape.context, shape.context)
+def _dynamic(rope: Fields, context: int) -> RopeKind:
+    return Dynamic(rope.number("factor", 1e-3, 1e6), context, context)
 
 
-def _llama3(rope: Fields, shape: Shape) -> RopeKind:
+def _llama3(rope: Fields, context: int) -> RopeKind:
+    return llama3_of(rope)
+
+
+def llama3_of(rope: Fields) -> Llama3:
+    """Llama 3's kind, as the section ``rope`` says it."""
     low, high = (rope.number(f"{which}_freq_factor", 1e-6, 1e6) for which in ("low", "high"))
     if low >= high:
         raise InvalidModel(f"config.json: low_freq_factor `{low:g}` must be below high_freq_factor `{high:g}`")
@@ -207,8 +230,8 @@ def _llama3(rope: Fields, shape: Shape) -> RopeKind:
     return Llama3(rope.number("factor", 1e-3, 1e6), low, high, original)
 
 
-def _yarn(rope: Fields, shape: Shape) -> RopeKind:
-    original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, shape.context)
+def _yarn(rope: Fields, context: int) -> RopeKind:
+    original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, context)
     optional = {key: rope.number(key, 0.0, 1e6) if rope.raw.get(key) is not None else None for key in _YARN_SCALES}
     return Yarn(
         rope.number("factor", 1e-3, 1e6),
@@ -223,12 +246,12 @@ def _yarn(rope: Fields, shape: Shape) -> RopeKind:
 _YARN_SCALES = ("attention_factor", "mscale", "mscale_all_dim")
 
 
-def _longrope(rope: Fields, shape: Shape) -> RopeKind:
+def _longrope(rope: Fields, context: int) -> RopeKind:
     short, long = (_divisors(rope.raw.get(key), key) for key in ("short_factor", "long_factor"))
-    original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, shape.context)
+    original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, context)
     factor = rope.number("attention_factor", 0.0, 1e6) if rope.raw.get("attention_factor") is not None else None
-    stretched = original * rope.number("factor", 1e-3, 1e6) if rope.raw.get("factor") is not None else shape.context
-    return LongRope(short, long, original, max(1, round(stretched)), shape.context, factor)
+    stretched = original * rope.number("factor", 1e-3, 1e6) if rope.raw.get("factor") is not None else context
+    return LongRope(short, long, original, max(1, round(stretched)), context, factor)
 
 
 def _divisors(values: object, key: str) -> tuple[float, ...]:
@@ -298,6 +321,23 @@ def mlp(
         GLU(shape.inner, reads="gate_up", writes="activated", activation=activation),
         linear("down", (down,), shape.inner, "activated", writes, adds=adds, bias=bias),
     )
+
+
+def plain_mlp(
+    shape: Shape, activation: str, *, up: str = "mlp.up_proj", down: str = "mlp.down_proj", bias: bool = False
+) -> tuple[Operation, ...]:
+    """An MLP without a gate, added to the residual stream."""
+    return (
+        linear("up", (SourceRows(up, shape.inner),), shape.hidden, "normed", "up", bias=bias),
+        Activate(shape.inner, reads="up", writes="activated", activation=activation),
+        linear("down", (SourceRows(down, shape.hidden),), shape.inner, "activated", HIDDEN, adds=HIDDEN, bias=bias),
+    )
+
+
+def centred_norm(shape: Shape, name: str, module: str, *, plus: float = 0.0) -> Norm:
+    """A layer norm of the residual stream, with a bias."""
+    bias = Gain(f"{name}_bias", f"{module}.bias", shape.hidden)
+    return Norm(gain(name, module, shape.hidden, plus=plus), shape.eps, HIDDEN, "normed", centred=True, bias=bias)
 
 
 def pre_norm_layer(shape: Shape, attended: Sequence[Operation], mlp: Sequence[Operation]) -> tuple[Operation, ...]:

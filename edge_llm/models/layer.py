@@ -64,7 +64,7 @@ class Decoder:
             sum(linear.rows * linear.columns for linear in layer.linears) + sum(gain.size for gain in layer.gains)
             for layer in self.layers
         )
-        return table * (1 if self.tied else 2) + layers + self.norm.gain.size
+        return table * (1 if self.tied else 2) + layers + sum(gain.size for gain in self.norm.gains)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

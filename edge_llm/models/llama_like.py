@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge_llm.config import LlamaConfig, RopeScaling
+from edge_llm.config import LlamaConfig, ModelConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.models.blocks import read_head_dim
-from edge_llm.models.fields import MAX_CONTEXT, MAX_THETA, Fields
-from edge_llm.models.layer import Decoder
+from edge_llm.models.blocks import base_of, llama3_of, read_head_dim, rope_of
+from edge_llm.models.fields import MAX_CONTEXT, Fields
+from edge_llm.models.layer import Decoder, DescribedConfig
 from edge_llm.operations.attention import Attention, Rope
 from edge_llm.operations.base import HIDDEN, Gain, Operation
 from edge_llm.operations.embedding import Embedding
@@ -32,8 +32,8 @@ def decoder_config(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     window: int | None = None,
-) -> LlamaConfig:
-    """The `LlamaConfig` of a llama-like decoder.
+) -> ModelConfig:
+    """The `LlamaConfig` of a llama-like decoder; one with its description where its rotation is stretched in another way.
 
     ``kv_heads``, ``head_dim``, ``context`` and ``norm_eps`` are the family's own values for keys that are absent
     (None means as many key heads as query heads, and hidden size / heads).  ``window`` is the reach of a sliding
@@ -47,8 +47,8 @@ def decoder_config(
     if kv > heads or heads % kv:
         raise InvalidModel(f"config.json: num_attention_heads `{heads}` must be a multiple of num_key_value_heads, not `{kv}`")
     theta, scaling = _rope(fields)
-    longest = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
-    return LlamaConfig(
+    longest = _longest(fields, context)
+    plain = LlamaConfig(
         family=raw["model_type"],
         vocab_size=fields.integer("vocab_size", 1, 1 << 22),
         hidden_size=hidden,
@@ -66,6 +66,22 @@ def decoder_config(
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+    )
+    return plain if scaling or not _section(fields) else _with_other_rope(raw, plain)
+
+
+def _with_other_rope(raw: dict[str, Any], plain: LlamaConfig) -> ModelConfig:
+    """``plain`` with the rotation in config.json, where that is none of Llama's own."""
+    rope = rope_of(raw, plain.head_dim, plain.context)
+    if rope.scaling is None:
+        return plain
+    return DescribedConfig(
+        family=plain.family,
+        vocab_size=plain.vocab_size,
+        hidden_size=plain.hidden_size,
+        context=plain.context,
+        tied_embeddings=plain.tied_embeddings,
+        decoder=llama_decoder(plain, rope),
     )
 
 
@@ -92,43 +108,41 @@ def _check_activation(raw: dict[str, Any]) -> None:
         raise UnsupportedModel(f"config.json: the activation `{shown(activation)}` does not run here; only silu does")
 
 
+def _section(fields: Fields) -> dict[str, Any]:
+    """What is said of the rotation: with its base (transformers 5), or beside rope_theta."""
+    return fields.section("rope_parameters") or fields.section("rope_scaling")
+
+
+def _longest(fields: Fields, context: int) -> int:
+    """The longest text; YaRN over a first context that is said reaches so many times as far."""
+    longest, rope = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context), Fields(_section(fields))
+    first = rope.raw.get("original_max_position_embeddings")
+    if first is None or rope.raw.get("rope_type", rope.raw.get("type")) != "yarn":
+        return longest
+    reach = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT) * rope.number("factor", 1e-3, 1e6)
+    return min(max(longest, round(reach)), MAX_CONTEXT)
+
+
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    # rope_scaling + rope_theta, or both in rope_parameters (transformers 5)
-    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    """The base and Llama 3's scaling; of another kind the base alone."""
+    section = _section(fields)
     rope = Fields(section)
-    kind = section.get("rope_type", section.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise UnsupportedModel(
-            f"config.json: the rotary embedding type `{shown(kind)}` does not run here; default and llama3 do"
-        )
     for where in (fields, rope):
         if where.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
             raise UnsupportedModel("config.json: a partial_rotary_factor other than 1 does not run here")
-    theta = fields.number("rope_theta", 1.0, MAX_THETA, 10000.0)
-    if section.get("rope_theta") is not None:
-        inner = rope.number("rope_theta", 1.0, MAX_THETA)
-        if fields.raw.get("rope_theta") is not None and inner != theta:
-            raise InvalidModel(f"config.json gives two values for rope_theta: `{theta:g}` and `{inner:g}`")
-        theta = inner
-    if kind == "default":
+    theta = base_of(fields, rope)
+    if section.get("rope_type", section.get("type", "default")) != "llama3":
         return theta, None
-    scaling = RopeScaling(
-        factor=rope.number("factor", 1e-3, 1e6),
-        low_frequency_factor=rope.number("low_freq_factor", 1e-6, 1e6),
-        high_frequency_factor=rope.number("high_freq_factor", 1e-6, 1e6),
-        original_context=rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT),
-    )
-    if scaling.low_frequency_factor >= scaling.high_frequency_factor:
-        raise InvalidModel(
-            f"config.json: low_freq_factor `{scaling.low_frequency_factor:g}` must be below high_freq_factor "
-            f"`{scaling.high_frequency_factor:g}`"
-        )
-    return theta, scaling
+    kind = llama3_of(rope)
+    return theta, RopeScaling(kind.stretch, kind.low_frequency_factor, kind.high_frequency_factor, kind.original_context)
 
 
-def llama_decoder(config: LlamaConfig) -> Decoder:
-    """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm."""
-    operations = _llama_layer(config)
+def llama_decoder(config: LlamaConfig, rope: Rope | None = None) -> Decoder:
+    """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm.
+
+    rope: another one than that of ``config``.
+    """
+    operations = _llama_layer(config, rope or llama_rope(config))
     return Decoder(
         embedding=Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size),
         layers=tuple(Layer(f"model.layers.{index}.", operations) for index in range(config.num_layers)),
@@ -140,7 +154,7 @@ def llama_decoder(config: LlamaConfig) -> Decoder:
     )
 
 
-def _llama_layer(config: LlamaConfig) -> tuple[Operation, ...]:
+def _llama_layer(config: LlamaConfig, rope: Rope) -> tuple[Operation, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     kv = config.kv_size
     queries = SourceRows("self_attn.q_proj", config.q_size)
@@ -149,7 +163,7 @@ def _llama_layer(config: LlamaConfig) -> tuple[Operation, ...]:
     return (
         _norm(config, "attention_norm", "input_layernorm.weight", "normed"),
         Linear("qkv", qkv, hidden, reads="normed", writes="qkv", bias=config.qkv_bias),
-        _attention(config),
+        _attention(config, rope),
         Linear(
             "o", (SourceRows("self_attn.o_proj", hidden),), config.q_size,
             reads="attended", writes=HIDDEN, adds=HIDDEN, bias=config.output_bias,
@@ -177,13 +191,13 @@ def llama_rope(config: LlamaConfig) -> Rope:
     return Rope(config.head_dim, config.rope_theta, Llama3(scaling.factor, low, high, scaling.original_context))
 
 
-def _attention(config: LlamaConfig) -> Attention:
+def _attention(config: LlamaConfig, rope: Rope) -> Attention:
     norms = {name: Gain(name, f"self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")}
     return Attention(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        rope=llama_rope(config),
+        rope=rope,
         reads="qkv",
         writes="attended",
         q_norm=norms["q_norm"] if config.qk_norm else None,

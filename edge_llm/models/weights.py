@@ -54,7 +54,7 @@ def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
     needed: dict[str, tuple[int, ...]] = {decoder.embedding.source: table}
     for layer in decoder.layers:
         needed |= layer_shapes(layer)
-    needed[decoder.norm.gain.source] = (decoder.hidden_size,)
+    needed |= dict.fromkeys((gain.source for gain in decoder.norm.gains), (decoder.hidden_size,))
     if not decoder.tied:
         needed[output] = table
     for name, shape in needed.items():
@@ -138,8 +138,9 @@ def read_embedding(source: WeightSource, decoder: Decoder) -> np.ndarray:
 
 
 def read_final_norm(source: WeightSource, decoder: Decoder) -> np.ndarray:
-    """Gain of the norm before the output, float32 [hidden]."""
-    return _read_gain(source, "", decoder.norm.gain)
+    """Vectors of the norm before the output, float32: the gain [hidden], or gain and bias [2, hidden]."""
+    vectors = [_read_gain(source, "", gain) for gain in decoder.norm.gains]
+    return vectors[0] if len(vectors) == 1 else np.stack(vectors)
 
 
 def read_output(source: WeightSource, decoder: Decoder) -> np.ndarray:

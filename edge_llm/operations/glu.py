@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edge_llm.operations.arithmetic import ACTIVATIONS
+from edge_llm.operations.arithmetic import ACTIVATIONS, sigmoid
 from edge_llm.operations.base import (
+    Arithmetic,
     Back,
     Buffers,
     FloatRun,
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.questions import AnyLayer, AnyLinear
 
+CLAMPED = "clamped_silu"
+"""gpt-oss's gate: ``(clamp(up, -limit, limit) + 1) * h * sigmoid(1.702 h)`` with ``h = min(gate, limit)``."""
+_STEEP = 1.702
 PRODUCTS = "products"
 """The place of its channels."""
 
@@ -39,11 +43,15 @@ class GLU(Operation):
     reads: str
     writes: str
     activation: str = "silu"
-    """One of `edge_llm.operations.arithmetic.ACTIVATIONS`."""
+    """One of `edge_llm.operations.arithmetic.ACTIVATIONS`, or `CLAMPED`."""
+    limit: float = 0.0
+    """Of `CLAMPED`; else 0."""
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.activation not in ACTIVATIONS:
-            raise ValueError(f"the gate into `{self.writes}` is `{self.activation}` of {self.width} channels")
+        known = self.activation in ACTIVATIONS or self.activation == CLAMPED
+        if self.width < 1 or not known or (self.limit > 0) != (self.activation == CLAMPED):
+            what = f"`{self.activation}` of {self.width} channels with the limit {self.limit:g}"
+            raise ValueError(f"the gate into `{self.writes}` is {what}")
 
     @property
     def read_width(self) -> int:
@@ -55,11 +63,32 @@ class GLU(Operation):
 
     def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
         gate, up = np.split(buffers[self.reads], 2, axis=1)
+        if self.activation == CLAMPED:
+            passed, shifted, _ = self._clamped(gate, up, run.arithmetic)
+            return passed * shifted
         activation, _ = ACTIVATIONS[self.activation]
         return activation(gate, run.arithmetic) * up
 
+    def _clamped(
+        self, gate: np.ndarray, up: np.ndarray, arithmetic: Arithmetic
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The gate behind its activation, the up half with the one that is added, and the activation's slope."""
+        limit, steep = np.float32(self.limit), np.float32(_STEEP)
+        held = np.minimum(gate, limit)
+        share = sigmoid(steep * held, arithmetic)
+        slope = np.where(gate < limit, share + steep * held * share * (1 - share), np.float32(0))
+        return held * share, np.clip(up, -limit, limit) + np.float32(1), slope
+
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
         gate, up = np.split(buffers[self.reads], 2, axis=1)
+        if self.activation == CLAMPED:
+            passed, shifted, steepness = self._clamped(gate, up, run.arithmetic)
+            within = np.abs(up) < np.float32(self.limit)
+
+            def back_clamped(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
+                return [(self.reads, np.concatenate([gradient * shifted * steepness, gradient * passed * within], axis=1))]
+
+            return passed * shifted, back_clamped
         activation, slope = ACTIVATIONS[self.activation]
         passed = activation(gate, run.arithmetic)
 
@@ -84,7 +113,7 @@ class GLU(Operation):
 
     @property
     def gate(self) -> Activation:
-        return Activation(self.activation)
+        return Activation(self.activation, self.limit)
 
     def gate_in_writer(self, layer: AnyLayer) -> AnyLinear | None:
         """None if others need the linear's product, or what the result would overwrite."""
@@ -103,14 +132,14 @@ class GLU(Operation):
 
     @property
     def evens_its_input(self) -> bool:
-        return True
+        return self.activation != CLAMPED
 
     @property
     def pairs_its_input(self) -> bool:
         return True
 
     def places(self, layer: AnyLayer) -> Iterator[Place]:
-        if (readers := layer.multipliers(self)) and self.gate_up(layer) is not None:
+        if self.activation != CLAMPED and (readers := layer.multipliers(self)) and self.gate_up(layer) is not None:
             yield Place(PRODUCTS, self, readers, (self.width,))
 
     def fold(self, layer: AnyLayer, place: Place, factors: np.ndarray, folding: Folding) -> None:

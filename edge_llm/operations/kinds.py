@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_llm.operations.activation import Activate
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Operation
 from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
 
-_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, GLU)}
+_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate)}
 
 
 def kinds() -> Mapping[str, type[Operation]]:

@@ -61,17 +61,21 @@ class Norm(Operation):
         return (self.gain,) if self.bias is None else (self.gain, self.bias)
 
     def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
-        gains = run.weights.gains
-        bias = None if self.bias is None else gains[self.bias.name]
-        y = self.applied(buffers[self.reads], gains[self.gain.name], bias)
+        y = self.applied(buffers[self.reads], np.stack([run.weights.gains[gain.name] for gain in self.gains]))
         return buffers[self.adds] + y if self.adds else y
 
-    def applied(self, x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-        """It alone, of x [..., K] by the values of its vectors."""
-        return layer_norm(x, gain, bias, self.eps) if self.centred else rms_norm(x, gain, self.eps)
+    def named(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
+        """Its ``vectors``, the gain [K] or gain and bias [2, K], by their names."""
+        return {gain.name: values for gain, values in zip(self.gains, np.atleast_2d(vectors), strict=True)}
 
-    def through(self, x: np.ndarray, gain: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    def applied(self, x: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """It alone, of x [..., K] by its ``vectors``, see `named`."""
+        gain, *bias = np.atleast_2d(vectors)
+        return layer_norm(x, gain, bias[0] if bias else None, self.eps) if self.centred else rms_norm(x, gain, self.eps)
+
+    def through(self, x: np.ndarray, vectors: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         """The gradient at x [..., K] of that at `applied`."""
+        gain = np.atleast_2d(vectors)[0]
         return (layer_norm_gradient if self.centred else rms_norm_gradient)(x, gain, self.eps, gradient)
 
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:

@@ -18,7 +18,7 @@ from edge_llm.weights.base import Weights
 
 LINEARS = ("linear", "linear_glu")
 """Operations that are a product first of all."""
-_FLOATS = ("rms_norm", "layer_norm", "head_norms", "glu")
+_FLOATS = ("rms_norm", "layer_norm", "head_norms", "glu", "activate")
 _KINDS = {**dict.fromkeys(LINEARS, PRODUCTS), "attention": ATTENTION, "rope_append": KEYS, **dict.fromkeys(_FLOATS, NORMS)}
 _HEAD = "head"
 """The part that multiplies the output matrix."""

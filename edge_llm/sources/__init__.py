@@ -41,7 +41,8 @@ def open_source(
 ) -> Source:
     """Open the model that ``source`` names, as `edge_llm.sources.place.place_of` reads it; what is on the hub is downloaded.
 
-    ``notice`` is told where that cannot be reached and the Hugging Face cache is used.  lora: adapters that are merged.
+    ``notice`` is told where that cannot be reached and the Hugging Face cache is used, and what of the model is left out.
+    lora: adapters that are merged.
     Raises `ModelNotFound`, `UsageError`, `InvalidModel`, `UnsupportedModel`, `HubError` or `StorageError`.
     """
     opened = _open(source, revision, progress, notice)
@@ -56,7 +57,10 @@ def _open(source: str | Path, revision: str | None, progress: StageProgress, not
     if is_gguf(place):
         return gguf.GgufSource(named, path, place)
     opened_as = modelslim.ModelSlimSource if modelslim.describes(place) else quantized.open_folder
-    return opened_as(named, path, place)
+    opened = opened_as(named, path, place)
+    for line in opened.told:
+        notice(line)
+    return opened
 
 
 def add_source(kind: SourceFile) -> None:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import MODEL
+from edge_llm.formats.safetensors import MAX_INDEX_BYTES, MAX_INDEX_VALUES, MODEL, needed_shards
+from edge_llm.models import text_settings
 from edge_llm.sources.gguf_config import architectures, refusal
 from edge_llm.sources.hub_download import RemoteFile
 from edge_llm.sources.hub_gguf import choose, is_only_gguf
@@ -103,7 +105,11 @@ def needed(
         _check_family(repository, about_gguf)
         return [present[name] for name in choose(repository, present, wanted.gguf)]
     names = _model(repository, present, base)
-    _check_runs(repository, lambda: small_file(present["config.json"]), description_of(present) is not None, base)
+    raw = _check_runs(repository, lambda: small_file(present["config.json"]), description_of(present) is not None, base)
+    if _INDEX in names and text_settings(raw) is not None:
+        index = parse_object(small_file(present[_INDEX]), _INDEX, max_bytes=MAX_INDEX_BYTES, max_values=MAX_INDEX_VALUES)
+        shards = _shards_in(index, raw)
+        names = [name for name in names if not _SHARD.fullmatch(name) or name in shards]
     return [present[name] for name in names]
 
 
@@ -170,8 +176,14 @@ def _weights_in(folder: Path) -> list[str]:
     single, index = f"{weights}.safetensors", folder / f"{weights}.safetensors.index.json"
     if not index.exists() or (folder / single).exists():
         return [single]
-    weight_map = read_object(index).get("weight_map")
-    return sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+    config = folder / "config.json"
+    return _shards_in(read_object(index), read_object(config) if config.exists() else {})
+
+
+def _shards_in(index: Mapping[str, object], config: dict[str, Any]) -> list[str]:
+    """The files that a model is read from, as the ``index`` of its weights says."""
+    weight_map = index.get("weight_map")
+    return sorted(map(str, needed_shards(weight_map, config))) if isinstance(weight_map, dict) else []
 
 
 def _check_family(repository: str, about: object) -> None:
@@ -181,8 +193,10 @@ def _check_family(repository: str, about: object) -> None:
         raise refusal(f"`{repository}`", family)
 
 
-def _check_runs(repository: str, config: Callable[[], bytes], described: bool, original: object) -> None:
-    """Refuse a model that does not run here before its weights are downloaded, with what an import would say.
+def _check_runs(repository: str, config: Callable[[], bytes], described: bool, original: object) -> dict[str, Any]:
+    """The config.json of a model, which is refused before its weights are downloaded if it does not run here.
+
+    The refusal is that of an import.
 
     ``described``: a file of its own says how its weights are quantized.  ``original``: the model that they were made of.
     """
@@ -191,6 +205,7 @@ def _check_runs(repository: str, config: Callable[[], bytes], described: bool, o
         load_settings(plain_settings(raw) if described else raw, original)
     except (InvalidModel, UnsupportedModel) as refused:
         raise type(refused)(f"`{repository}` cannot be run here: {refused}") from None
+    return raw
 
 
 def _no_safetensors(repository: str, names: list[str], base: object) -> UnsupportedModel:

@@ -15,6 +15,7 @@ from edge_llm.errors import InvalidModel
 from edge_llm.files import RegularFile, read_file, shown
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import load_config
+from edge_llm.models.text_part import NOTICE
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
@@ -63,6 +64,11 @@ class HuggingFaceSource:
         """Files beside those of any folder that make the model what it is."""
         return ()
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What a person should know of it, a line at a time."""
+        return (NOTICE,) if self._weights.is_part else ()
+
     def names(self) -> list[str]:
         return self._weights.names()
 
@@ -85,6 +91,8 @@ class HuggingFaceSource:
     def side_files(self) -> dict[str, bytes]:
         copied = [name for name in _COPIED if (self.folder / name).exists()]
         files = {name: read_file(self.folder / name, _MAX_TEXT_FILE).removeprefix(BOM_UTF8) for name in copied}
+        if self._weights.is_part:
+            files["config.json"] = json.dumps(self._weights.config, indent=2, ensure_ascii=False).encode()
         templates = {"chat_template.jinja": find_template(self.folder), TOOL_USE: find_tool_use(self.folder)}
         return files | {name: template.encode() for name, template in templates.items() if template is not None}
 

@@ -32,7 +32,7 @@ class ResidentWeights:
         tensors = bundle.read_all(progress)
         self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(len(bundle.decoder.layers)))
         self.embedding, output = table_weights(bundle, tensors)
-        self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
+        self.head = BlockWeights({"output": output}, bundle.decoder.norm.named(tensors["final_norm"]))
         self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
 
     def use(self, index: int) -> BlockWeights:

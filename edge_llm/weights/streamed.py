@@ -48,7 +48,7 @@ class StreamedWeights:
         self._reader = BlockReader(bundle, reader, file)
         tensors = self._read_resident(plan, progress)
         self.embedding, output = table_weights(bundle, tensors)
-        self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
+        self.head = BlockWeights({"output": output}, bundle.decoder.norm.named(tensors["final_norm"]))
         self._tables: dict[str, FlashTable] = {}
         for name, resident in ((EMBEDDING, self.embedding), (OUTPUT, output)):
             if name == OUTPUT and bundle.decoder.tied and EMBEDDING in self._tables:

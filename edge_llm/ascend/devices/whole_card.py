@@ -64,7 +64,7 @@ class WholeCardWeights(CardWeights[CardLinear]):
         self._embedding = output = _table(chip, decoder.output, embedding_runs(host))
         if not decoder.tied:
             output = _table(chip, decoder.output, output_blocks(host, decoder))
-        norm = {"final_norm": chip.memory.upload(host.head.gains["final_norm"]).values}
+        norm = {name: chip.memory.upload(vector).values for name, vector in host.head.gains.items()}
         on_chip = chip.load(output, CardArray(output.tiles, 0))
         self._output = slice(0, output.rows), CardBlock({"output": output}, norm, card={"output": on_chip})
         host.forget_tables()
