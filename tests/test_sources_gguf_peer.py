@@ -13,11 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from families import family_folder
+from gguf_families import family_pairs, family_tensors
 from gguf_files import floats, gguf_bytes, model_pairs, model_tensors, tokenizer_pairs
 from model_files import random_tensors, tiny_config
 from platformdirs import user_cache_path
+from safetensors.numpy import load_file
 from stub_hub import environment
 from test_sources_gguf import fused, same_tokens
+from test_sources_gguf_families import SAID, change
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -26,7 +30,8 @@ from edge_llm.formats.gguf import open_gguf
 from edge_llm.formats.gguf_names import layer_names
 from edge_llm.models.reference import FloatModel
 from edge_llm.sources import open_source
-from edge_llm.sources.gguf_config import ARCHITECTURES, divisors_of
+from edge_llm.sources.gguf_families import ARCHITECTURES
+from edge_llm.sources.gguf_rope import divisors_of
 from edge_llm.sources.gguf_tokenizer import _SPLITS, tokenizer_json
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is not installed (`llama-cpp-python`, the extra `peers`)")
@@ -107,6 +112,37 @@ def test_llama_cpp_has_the_same_logits_of_a_file_of_floats(kind, form, tmp_path)
     peer = Peer(file, 64)
     assert Nearness.of(found, peer.logits(tokens)).norm < 1e-4
     peer.close()
+
+
+FULL_ATTENTION = {"sliding_window": None, "layer_types": None}
+AS_LLAMA_CPP = {
+    "gemma2": {}, "gemma3": {}, "olmo2": {}, "olmo3": {}, "smollm3": {}, "granite": {}, "granite, untied, with biases": {},
+    "phi3": {"sliding_window": None}, "phi3, long": {}, "glm4": {}, "hunyuan": {}, "hunyuan, alpha": {}, "cohere2": {},
+    "ministral3": {}, "exaone4": FULL_ATTENTION, "ernie4_5": {},
+}  # fmt: skip
+"""What it leaves out: windows of Phi-3, and of any EXAONE 4 but the largest."""
+
+
+@pytest.mark.parametrize("name", AS_LLAMA_CPP)
+def test_llama_cpp_has_the_same_logits_of_a_family(name, tmp_path):
+    """So the file is one that llama.cpp reads as we do."""
+    folder, _ = family_folder(tmp_path / "hf", name)
+    change(folder, SAID | AS_LLAMA_CPP[name])
+    raw = json.loads((folder / "config.json").read_text())
+    tensors = [one for one in family_tensors(raw, load_file(folder / "model.safetensors")) if _is_known(name, one[0])]
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes(family_pairs(raw) | _padded(tokenizer_pairs(), raw["vocab_size"]), tensors))
+    tokens = list(range(20, 90))
+    with open_source(file) as source:
+        found = FloatModel(source, source.config).forward(tokens)
+    peer = Peer(file, raw["max_position_embeddings"])
+    assert Nearness.of(found, peer.logits(tokens)).norm < (1e-3 if "gemma" in name else 1e-4)  # whose GELU is a table
+    peer.close()
+
+
+def _is_known(name: str, tensor: str) -> bool:
+    """Whether llama.cpp computes with it: of ERNIE 4.5 it adds the biases of queries, keys and values alone."""
+    return name != "ernie4_5" or not (tensor.endswith(".bias") and ("ffn_" in tensor or "attn_output" in tensor))
 
 
 def _uneven(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -303,7 +339,7 @@ def test_a_trained_files_tokens_and_ends_are_llama_cpps(name, count, request):
         with open_gguf(path) as model:
             parts = {one.name.split(".")[2] for one in model.tensors if one.name.startswith("blk.")}
             assert parts <= layer_names("gemma3").keys()
-            said = ARCHITECTURES["gemma3"][1](model, "gemma3")
+            said = ARCHITECTURES["gemma3"].read(model, "gemma3")
         assert [said["layer_types"].index("full_attention"), said["sliding_window"], said["num_hidden_layers"]] == [5, 512, 18]
         return
     vocab = llama_cpp.llama_model_get_vocab(words.peer.model)
