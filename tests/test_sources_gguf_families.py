@@ -251,3 +251,21 @@ def test_a_gguf_adapter_of_a_family_changes_what_it_was_trained_for(name, tmp_pa
     with open_source(folder, lora=[wish(str(tmp_path / "a.gguf"))]) as opened:
         for tensor, values in wanted.items():
             np.testing.assert_allclose(opened.read(tensor), values, rtol=1e-5, atol=1e-5, err_msg=tensor)
+
+
+def test_phi_3s_tokens_take_the_spaces_behind_them(tmp_path):
+    """As its tokenizer.json has it: a line's end behind `<|end|>` is no token."""
+    raw = config_json("phi3")
+    words = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|end|>", "<|user|>", "\u2581", "a", "\u2581a"]
+    marks = [f"<0x{number:02X}>" for number in range(256)]
+    said = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [*words, *marks],
+        "tokenizer.ggml.token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1] + [6] * 256,
+        "tokenizer.ggml.scores": [0.0] * 6 + [-3.0, -2.0, -1.0] + [0.0] * 256,
+    }  # fmt: skip
+    table = floats("token_embd.weight", np.zeros((raw["vocab_size"], raw["hidden_size"])))
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(family_pairs(raw) | said, [table]))
+    with open_source(tmp_path / "m.gguf") as source:
+        tokenizer = source.tokenizer()
+    ids = tokenizer.encode("<|user|>\na<|end|>\n <|endoftext|>\n", parse_special=True)
+    assert [tokenizer.token_text(one) for one in ids] == ["<|user|>", "\u2581a", "<|end|>", "<|endoftext|>", "\u2581", "<0x0A>"]
