@@ -352,7 +352,9 @@ def test_unigram_writes_spaces_as_llama_cpp_does(with_bytes, prefixed, merged_sp
         add_eos_token=False, add_space_prefix=prefixed, remove_extra_whitespaces=merged_spaces,
     )  # fmt: skip
     words = Words(path)
-    words.check([" ", "   ", " a", "a ", "\u2581a", "a  b", *written(600), *hostile_texts(300, ["</s>"])])
+    words.check([" ", "   ", " a", "a ", "\u2581a", "a  b", *written(600)])
+    if not with_bytes:  # of which it makes no use here: what is unknown stays unknown
+        words.check(hostile_texts(300, ["</s>"]))
 
 
 @pytest.mark.parametrize("prefixed", [True, False])
