@@ -56,10 +56,8 @@ def short_names() -> str:
 def family_table() -> str:
     """A table of all families with what is tried of each, as the tests have them."""
     from edge_llm.models import families
-    from edge_llm.sources.gguf_config import ARCHITECTURES
+    from edge_llm.sources.gguf_families import ARCHITECTURE_OF
 
-    of_gguf = {model_type: name for name, (model_type, _) in ARCHITECTURES.items()}
-    of_gguf |= {"mistral": of_gguf["llama"]} if "llama" in of_gguf else {}
     tried = [*_keys(LLAMA_LIKE), *_keys(OTHERS), *_keys(OTHERS, "SEEING")]
     lines = [
         "| `model_type` | models | against transformers | INT8 and W4, one result in every way | GGUF | trained models |",
@@ -70,7 +68,7 @@ def family_table() -> str:
         shapes = sum(_is_of(key, family) for key in tried)
         assert shapes, f"no test has a model of the family {family}"
         checked = f"{shapes} tiny models" if shapes > 1 else "a tiny model"
-        gguf = f"`{of_gguf[family]}`" if family in of_gguf else "not yet"
+        gguf = f"`{ARCHITECTURE_OF[family]}`" if family in ARCHITECTURE_OF else "not yet"
         lines.append(f"| `{family}` | {models} | {checked} | yes | {gguf} | {TRAINED.get(family, '')} |")
     return "\n".join(lines)
 

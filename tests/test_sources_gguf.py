@@ -29,7 +29,9 @@ from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import check_tensors
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf import _ENDS
-from edge_llm.sources.gguf_config import ARCHITECTURES, config_of, divisors_of, lengths_of
+from edge_llm.sources.gguf_config import config_of
+from edge_llm.sources.gguf_families import ARCHITECTURES
+from edge_llm.sources.gguf_rope import divisors_of, lengths_of
 from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.hub_gguf import choose, model_name
 from edge_llm.sources.names import default_name
@@ -544,7 +546,7 @@ def test_gemma_3s_layers_are_local_as_its_architecture_has_it(said, local, tmp_p
     pairs = {"general.architecture": "gemma3"} | {f"gemma3.{key}": value for key, value in numbers.items()}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [floats("token_embd.weight", np.zeros((8, 640)))]))
     with open_gguf(tmp_path / "m.gguf") as model:
-        config = ARCHITECTURES["gemma3"][1](model, "gemma3")
+        config = ARCHITECTURES["gemma3"].read(model, "gemma3")
     kinds = {"l": "sliding_attention", "g": "full_attention"}
     assert config["layer_types"] == [kinds[one] for one in local] and config["rope_local_base_freq"] == 10000.0
     assert (config["query_pre_attn_scalar"], config["head_dim"], config["rope_theta"]) == (256, 256, 1e6)

@@ -19,22 +19,28 @@ LAYER = {
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of the frequencies of a scaled rotary embedding."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""LongRoPE's divisors, for long texts and for short ones."""
 FUSED = "attn_qkv"
 """Rows of queries, of keys, then of values, in one tensor."""
 PARTS_OF_FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
-_SANDWICH = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+_NORMS_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA = {"ffn_norm": "pre_feedforward_layernorm"} | _NORMS_BEHIND
 _OTHERS = {
-    "gemma2": _SANDWICH,
-    "gemma3": _SANDWICH,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
     "phi3": {FUSED: "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-}
+    "olmo2": _NORMS_BEHIND,
+    "exaone4": _NORMS_BEHIND,
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+}  # fmt: skip
 """By architecture: parts of a layer that are called differently, or are one tensor in both."""
-TURNED_IN_PAIRS = frozenset(("llama",))
+TURNED_IN_PAIRS = frozenset(("llama", "granite", "mistral3", "smollm3"))
 """Architectures whose rows of queries and keys are reordered, from halves of a head to neighbouring pairs."""
 NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3"))
 """Architectures whose norms are stored as 1 + w."""

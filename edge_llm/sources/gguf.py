@@ -35,9 +35,11 @@ _FILE_TYPES = {
 _ENDS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
     "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
-    "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+    "<|tool_response>", "<|observation|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 ))  # fmt: skip
 """Control tokens that end an answer by their text, as llama.cpp has it; a repository's configs may name fewer of them.
+
+`<|observation|>` is GLM's: a tool's result comes next, as its repository's config says and llama.cpp does not.
 
 Text that is no control token ends nothing here: `</s>` is HTML to Gemma.
 """

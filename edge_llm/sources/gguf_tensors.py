@@ -12,13 +12,18 @@ from edge_llm.formats.gguf import GgufModel
 from edge_llm.formats.gguf_names import (
     FREQUENCIES,
     FUSED,
+    LONG_FACTORS,
     NORMS_PLUS_ONE,
     PARTS_OF_FUSED,
+    SHORT_FACTORS,
     TURNED_IN_PAIRS,
     WHOLE,
     layer_names,
 )
 from edge_llm.models.layer import Decoder
+
+_ROTATION = (FREQUENCIES, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that config.json has in numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,10 @@ class GgufTensors:
         self._attention = decoder.layers[0].attention
         self._layer_names = layer_names(self._architecture)
         self._parts: dict[str, _Part] = {}
+        ahead = model.integer(f"{self._architecture}.nextn_predict_layers", 0, 1024, 0)
+        self._behind = range(len(decoder.layers), len(decoder.layers) + ahead)
         for info in model.tensors:
-            if info.name != FREQUENCIES:
+            if info.name not in _ROTATION:
                 self._add(info.name)
         self._zeros = self._lacking_biases(decoder)
 
@@ -82,7 +89,11 @@ class GgufTensors:
         if stem in WHOLE:
             return [(f"{WHOLE[stem]}.{suffix}", _Part(own))]
         words = stem.split(".")
-        if len(words) != 3 or words[0] != "blk" or not words[1].isdecimal():
+        if len(words) < 3 or words[0] != "blk" or not words[1].isdecimal():
+            return [(own, _Part(own))]
+        if int(words[1]) in self._behind:  # which predict further tokens
+            return []
+        if len(words) != 3:
             return [(own, _Part(own))]
         prefix = f"model.layers.{words[1]}."
         if words[2] in self._layer_names:
@@ -100,7 +111,9 @@ class GgufTensors:
         """Rows of the biases that ``decoder`` adds and the file lacks."""
         linears = [(layer.prefix, linear) for layer in decoder.layers for linear in layer.linears if linear.bias]
         wanted = {
-            f"{prefix}{rows.source}.bias": rows.count for prefix, linear in linears for rows in linear.sources
+            f"{prefix}{rows.source}.bias": rows.module_rows or rows.count
+            for prefix, linear in linears
+            for rows in linear.sources
         }
         for name, part in self._parts.items():
             if name.endswith(".bias") and name not in wanted:

@@ -63,6 +63,8 @@ _BEGUN = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "
 """A text begins with the bos token unless the file says otherwise."""
 _WHOLE_WORDS = _BEGUN | {"glm4"}
 """A word that the vocabulary has is taken without merges."""
+_UNSTRIPPED = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+"""Tokens of Phi-3 that leave the spaces behind them."""
 _COMPOSED = frozenset(("qwen2", "qwen35", "deepseek-r1-qwen"))
 """Their texts are in NFC, which the file does not say."""
 
@@ -80,7 +82,9 @@ def tokenizer_json(model: GgufModel, rows: int) -> dict[str, Any]:
             f"{model.where} has a tokenizer of the kind `{shown(kind)}`; gpt2 (BPE), llama (SentencePiece) and t5 (Unigram) "
             "run here: import the model's Hugging Face repository"
         )
-    rest = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added(kind), "post_processor": None}
+    strips = kind == "llama" and model.text("general.architecture", "") == "phi3"
+    added = words.added(kind, strips=strips)
+    rest = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
     return rest | make(model, words)
 
 
@@ -123,8 +127,11 @@ class _Words:
     def of(self, *kinds: int) -> list[int]:
         return [int(number) for number in np.flatnonzero(np.isin(self.kinds, kinds))]
 
-    def added(self, model: str) -> list[dict[str, Any]]:
-        """Tokens that are found before a text is split; those of a SentencePiece vocabulary are written with its spaces."""
+    def added(self, model: str, *, strips: bool) -> list[dict[str, Any]]:
+        """Tokens that are found before a text is split; those of a SentencePiece vocabulary are written with its spaces.
+
+        ``strips``: they take the spaces behind them, as Phi-3's do, which a file does not say.
+        """
         found = []
         kinds = (_CONTROL, _USER_DEFINED) if model == "gpt2" else (_CONTROL, _USER_DEFINED, _UNKNOWN)
         for number in self.of(*kinds):
@@ -133,7 +140,7 @@ class _Words:
                 raise InvalidTokenizer(
                     f"{self.where}: the token {number} has {len(text)} characters; 1 to {MAX_ADDED_TOKEN} are possible"
                 )
-            flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            flags = {"single_word": False, "lstrip": False, "rstrip": strips and text not in _UNSTRIPPED, "normalized": False}
             found.append({"id": number, "content": text, **flags, "special": not is_user_defined})
         return found
 

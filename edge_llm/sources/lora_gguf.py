@@ -3,7 +3,7 @@
     <tensor of the model>.lora_a [rank, columns], .lora_b [rows, rank]       scale: adapter.lora.alpha / rank, 1 where that is 0
     token_embd.weight.lora_a [tokens, rank], .lora_b [columns, rank]
 
-Rows of queries and keys of Llama are turned as the model's are.
+Rows of queries and keys are turned as the model's are.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel, open_gguf
-from edge_llm.formats.gguf_names import LAYER, TURNED_IN_PAIRS, WHOLE
+from edge_llm.formats.gguf_names import NORMS_PLUS_ONE, TURNED_IN_PAIRS, WHOLE, layer_names
+from edge_llm.models import describe
 from edge_llm.sources.base import Source
+from edge_llm.sources.gguf_families import ARCHITECTURE_OF
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 
-_ARCHITECTURES = {"mistral": "llama"}
-"""Families that GGUF calls otherwise."""
 _MAX_ALPHA = 1e6
 
 
@@ -59,7 +58,7 @@ class _Fitting:
         if "adapter.alora.invocation_tokens" in self._file.pairs:
             raise UnsupportedModel(f"{self._where} begins to work at certain tokens only (aLoRA), which cannot be merged")
         family = self._model.config.family
-        found, wanted = self._file.text("general.architecture"), _ARCHITECTURES.get(family, family)
+        found, wanted = self._file.text("general.architecture"), ARCHITECTURE_OF.get(family, family)
         if found != wanted:
             raise InvalidModel(
                 f"{self._where} is for the architecture `{shown(found)}`, `{shown(self._model.path)}` is `{wanted}`; give the "
@@ -74,12 +73,12 @@ class _Fitting:
         changes: dict[str, Change] = {}
         for info in self._file.tensors:
             own = info.name.removesuffix(".lora_a").removesuffix(".lora_b")
-            name = _source_name(own)
+            name = self._source_name(own)
             if name not in present:
                 raise refuse_unknown(own, self._where, "", self._model)
             if own == info.name:
                 self._check_shape(own, self._shape(name))
-                changes[name] = Change(partial(self._file.read, own))
+                changes[name] = Change(partial(self._whole, own))
             else:
                 changes[name] = Change(None, self._low_rank(own, name))
         if not changes:
@@ -103,9 +102,14 @@ class _Fitting:
             return LowRank(partial(self._file.read, a), lambda: self._file.read(b).T, scale)
         return LowRank(partial(self._up, b, name), partial(self._file.read, a), scale)
 
+    def _whole(self, tensor: str) -> np.ndarray:
+        values = self._file.read(tensor)
+        is_stored_plus_one = self._architecture in NORMS_PLUS_ONE and tensor.endswith("norm.weight")
+        return values - np.float32(1) if is_stored_plus_one else values
+
     def _up(self, tensor: str, name: str) -> np.ndarray:
         values = self._file.read(tensor)
-        heads = _heads(self._model.config, name) if self._architecture in TURNED_IN_PAIRS else 0
+        heads = self._heads(name) if self._architecture in TURNED_IN_PAIRS else 0
         if not heads:
             return values
         pairs = values.reshape(heads, len(values) // heads // 2, 2, -1)
@@ -119,17 +123,15 @@ class _Fitting:
         tied = self._model.config.tied_embeddings and name == OUTPUT
         return tuple(self._model.shape(EMBEDDING if tied else name))
 
+    def _heads(self, name: str) -> int:
+        """Heads of the queries or keys that ``name`` gives; 0 for any other tensor."""
+        attention = describe(self._model.config).layers[0].attention
+        return {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2], 0)
 
-def _heads(config: ModelConfig, name: str) -> int:
-    """Heads of the queries or keys that ``name`` gives; 0 for any other tensor."""
-    counts = {"q_proj": "num_heads", "k_proj": "num_kv_heads"}
-    return getattr(config, counts.get(name.split(".")[-2], ""), 0)
-
-
-def _source_name(name: str) -> str:
-    """The name in Hugging Face's files; one that nobody knows stays."""
-    stem, _, suffix = name.rpartition(".")
-    words = stem.split(".")
-    if len(words) == 3 and words[0] == "blk" and words[1].isdecimal() and words[2] in LAYER:
-        return f"model.layers.{words[1]}.{LAYER[words[2]]}.{suffix}"
-    return f"{WHOLE[stem]}.{suffix}" if stem in WHOLE else name
+    def _source_name(self, name: str) -> str:
+        """The name in Hugging Face's files; one that nobody knows stays."""
+        stem, _, suffix = name.rpartition(".")
+        words, names = stem.split("."), layer_names(self._architecture)
+        if len(words) == 3 and words[0] == "blk" and words[1].isdecimal() and words[2] in names:
+            return f"model.layers.{words[1]}.{names[words[2]]}.{suffix}"
+        return f"{WHOLE[stem]}.{suffix}" if stem in WHOLE else name

@@ -11,10 +11,11 @@ from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
-    rf'\{{\s*(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*\{{'
+    rf'\{{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*{_STRING}\s*,\s*)*"(?:tool_)?name"\s*:\s*({_STRING})\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*\{'
 )
 """A call's object up to the brace that opens its arguments."""
-_KEYS = ("name", "arguments", "parameters", "type", "id", "function")
+_KEYS = ("name", "arguments", "parameters", "type", "id", "function", "tool_name", "tool_call_id")
 _TAIL = 400
 """Characters in which a tag and its key are looked for."""
 
@@ -71,7 +72,7 @@ class CallObject:
         arguments = value.get("arguments", value.get("parameters", {}))
         if isinstance(arguments, str):
             arguments = _json_of(arguments)
-        if not isinstance(arguments, dict) or not self._named(value.get("name")):
+        if not isinstance(arguments, dict) or not self._named(value.get("name", value.get("tool_name"))):
             return ""
         # half of a surrogate pair stays an escape, as which it came
         return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

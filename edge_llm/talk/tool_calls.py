@@ -3,7 +3,8 @@
 Models write calls in many ways, whatever their templates show; all that are known are read:
 
     <tool_call>{"name": "f", "arguments": {}}</tool_call>      and a list, a block of code, or <function=f> between the tags
-    [TOOL_CALLS][{"name": "f", "arguments": {}}]               and [TOOL_CALLS]f[ARGS]{}
+    [TOOL_CALLS][{"name": "f", "arguments": {}}]               and [TOOL_CALLS]f[ARGS]{}; <|tool_call|>[{"name": ...}]
+    <|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>
     {"name": "f", "parameters": {}}                            at the beginning, where the template shows no tags
 """
 

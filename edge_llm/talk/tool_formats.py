@@ -14,12 +14,15 @@ from edge_llm.text.shape import ASK, RESULT, TOOL_NAME, TemplateShape
 FENCE, FUNCTION = "```", "<function="
 CALLS_BEGIN, CALL_BEGIN, SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 CALL_END, CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+LISTED, ACTION, ACTION_END = "<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>"
 OPENERS = (
-    "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>", "<function_call>", CALLS_BEGIN, CALL_BEGIN,
+    "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", LISTED, "<function_call>", CALLS_BEGIN, CALL_BEGIN, ACTION,
     FUNCTION, FENCE,
 )  # fmt: skip
 """Behind which a call may stand."""
-CLOSERS = ("</tool_call>", "</function>", "</function_call>", "<|/tool_call|>", "<|eom_id|>", CALL_END, CALLS_END, FENCE)
+CLOSERS = (
+    "</tool_call>", "</function>", "</function_call>", "<|/tool_call|>", "<|eom_id|>", CALL_END, CALLS_END, ACTION_END, FENCE,
+)  # fmt: skip
 """Which may stand behind one; the last only where it stands before it, too."""
 MARKS = (*OPENERS, *CLOSERS, SEPARATOR, "[ARGS]", "[CALL_ID]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 """All that are looked for in an answer's text."""
@@ -33,8 +36,10 @@ class ToolFormat:
     arguments`` in place of an object.
     """
 
+    name: str = "name"
+    """Key of the tool's name in a call's object."""
     arguments: str = "arguments"
-    """Key of the arguments in a call's object, beside ``name``."""
+    """Key of the arguments beside it."""
     marker: str = ""
     begin: str = ""
     opener: str = ""
@@ -61,6 +66,11 @@ DEEPSEEK = ToolFormat(
     between="\n```json\n",
     closer=f"\n```{CALL_END}",
     end=CALLS_END,
+)
+LIST = ToolFormat(marker=LISTED, begin="[", separator=", ", end="]")
+"""Granite 3 and Phi-4-mini."""
+COHERE = ToolFormat(
+    name="tool_name", arguments="parameters", marker=ACTION, begin="[", separator=", ", end=f"]{ACTION_END}"
 )
 LLAMA = ToolFormat(arguments="parameters", separator="; ")
 PLAIN = ToolFormat()
@@ -90,6 +100,10 @@ def _format_in(text: str) -> ToolFormat | None:
         return MISTRAL_NAMED if re.search(re.escape(TOOL_NAME) + r"(\[CALL_ID\]\w*)?\[ARGS\]", text) else MISTRAL
     if CALL_BEGIN in text:
         return DEEPSEEK
+    if ACTION in text:
+        return COHERE
+    if LISTED in text or "<|/tool|>" in text:
+        return LIST
     # a tool's own parameters are an object
     return LLAMA if "<|python_tag|>" in text or re.search(r'"parameters": (?!\{\s*"type")', text) else None
 
@@ -154,7 +168,7 @@ def _grammar(tools: Sequence[dict[str, Any]], style: ToolFormat, control: Contro
         if style.between:
             lines.append(f"object_{at}: {json.dumps(tool['name'])} {_terms(style.between, control)} @arguments_{at}")
             continue
-        head = f'{{"name": {json.dumps(tool["name"])}, "{style.arguments}": '
+        head = f'{{"{style.name}": {json.dumps(tool["name"])}, "{style.arguments}": '
         lines.append(f'object_{at}: {json.dumps(head)} @arguments_{at} "}}"')
     schemas = [Grammar("json_schema", json.dumps(arguments_schema(tool))) for tool in tools]
     return Grammar("lark", "\n".join(lines), tuple((f"arguments_{at}", schema) for at, schema in enumerate(schemas)))
