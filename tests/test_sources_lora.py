@@ -209,7 +209,7 @@ def test_a_gguf_adapter_is_merged_only_where_its_rows_are_known(tmp_path: Path) 
     """The rows of Granite's queries and keys are in pairs in GGUF; a family that nobody has read there may be so too."""
     folder, _ = family_folder(tmp_path / "m", "granite")
     matrices = pairs(read_all(folder))
-    for family in sorted({"granite"} - set(ARCHITECTURES)) + ["nonsense"]:
+    for family in [*sorted({"granite"} - set(ARCHITECTURES)), "nonsense"]:
         (tmp_path / "a.gguf").write_bytes(adapter_gguf({"model_type": family}, matrices))
         error = refused(folder, tmp_path / "a.gguf")
         assert type(error) is UnsupportedModel and f"for the architecture `{family}`; of GGUF adapters" in str(error)
