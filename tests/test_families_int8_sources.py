@@ -1,4 +1,4 @@
-"""INT8 of a checkpoint goes into the bundle row by row as its family reads it: slices of one module, rotation pairs, factors."""
+"""INT8 of a checkpoint is taken over as its family reads it: slices of a module, rotation pairs and factors of rows."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from edge_llm.sources.base import IntegerModule, QuantizedSource, Source, Static
 from kernels import ThreadPool
 from kernels.layout import pack_tiles
 
+
 @dataclass(frozen=True)
 class _Rows:
     """Rows of a linear that are a module of the source, or some of it."""
