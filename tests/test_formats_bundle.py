@@ -445,6 +445,31 @@ def test_any_change_of_the_manifest_opens_or_is_refused(bundle_folder: Path, dat
         path.write_bytes(good)
 
 
+def at_the_end(where: str, place: int) -> Any:
+    """The operation at ``place`` of a layer, ``where`` something else stands behind the layers."""
+
+    def apply(fields: dict[str, Any]) -> None:
+        fields["description"][where] = fields["description"]["kinds"]["0"][place]
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(at_the_end("norm", place) for place in range(6)),
+        *(at_the_end("output", place) for place in range(6)),
+        change("description", "norm", "gain", "name", to="normed"),
+        change("description", "output", "name", to="head"),
+        change("description", "cap", to=-3.0),
+    ],
+)
+def test_behind_the_layers_stand_the_last_norm_and_the_output_matrix(bundle_folder: Path, damage: Any) -> None:
+    rewrite_manifest(bundle_folder, damage)
+    with pytest.raises(CorruptBundle):
+        open_bundle(bundle_folder)
+
+
 def test_newer_version_is_said_so(bundle_folder: Path) -> None:
     rewrite_manifest(bundle_folder, lambda fields: fields.update(version=5, surprise={}))
     with pytest.raises(UnsupportedModel, match="made by a newer edge-llm"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from edge_llm.operations.rope_kinds import (
     RopeKind,
     Stretched,
     Yarn,
+    check_waves,
     yarn_scale,
 )
 
@@ -184,6 +186,19 @@ def test_tables_are_cosines_and_sines_times_the_factor(case: str) -> None:
 def test_no_channel_may_turn() -> None:
     cos, sin = rope_tables(Rope(0, 10_000.0), 5)
     assert cos.shape == sin.shape == (5, 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Stretched(0.0), Llama3(0.0, 1.0, 4.0, 32), Yarn(0.0, 32), LongRope((1.0,) * 8, (0.0,) * 8, 32, 64)],
+    ids=str,
+)
+def test_waves_of_no_length_are_refused_without_a_warning(kind: RopeKind) -> None:
+    """Of the divisors for long texts too, which a short context does not use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="has no waves"):
+            check_waves(kind, 1e4, 16)
 
 
 def test_longrope_refuses_another_number_of_divisors() -> None:

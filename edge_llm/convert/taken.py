@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from edge_llm.config import FLOAT16, STATIC
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder
+from edge_llm.models.weights import arranged
 from edge_llm.operations.base import FloatLinear, HeadTurns
+from edge_llm.operations.linear import SourceRows
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.profile import output_error, turned_treatments
 from edge_llm.quant.scheme import LIMIT
@@ -20,6 +22,29 @@ from edge_llm.schemes import int8
 from edge_llm.sources.base import IntegerModule, QuantizedSource, Source, StaticModule
 from kernels import ThreadPool
 from kernels.layout import pack_tiles
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a linear that are a module of the source, or some of it."""
+
+    weight: np.ndarray
+    """int8 [N, K]."""
+    weight_scale: np.ndarray
+    bias: np.ndarray
+    float_bias: np.ndarray
+    """float32 [N], as of `StaticModule` and `IntegerModule`."""
+    input_offset: int
+
+    @classmethod
+    def of(cls, module: StaticModule | IntegerModule, part: SourceRows) -> _Rows:
+        """The rows of ``part`` in ``module``; a factor is of their scales."""
+        factor = np.float32(part.factor)
+        scale, bias, float_bias = (
+            arranged(one, part) * factor for one in (module.weight_scale, module.bias, module.float_bias)
+        )
+        return cls(arranged(module.weight, part), scale, bias, float_bias, module.input_offset)
+
 
 _ROWS_MAY_COST = 2.0
 """Scales of rows are used, which cost less time, up to so many times the error of a static one whose overflow is kept."""
@@ -150,9 +175,11 @@ class Taken:
                 )
         return True
 
-    def _parts(self, name: str) -> list[StaticModule | IntegerModule]:
-        found = [self._source.static(module) for module in self._modules[name]]
-        return [one for one in found if one is not None]
+    def _parts(self, name: str) -> list[_Rows]:
+        read = {module: self._source.static(module) for module in dict.fromkeys(self._modules[name])}
+        found = [read[module] for module in self._modules[name]]
+        parts = zip(found, self._linears[name].sources, strict=True)
+        return [_Rows.of(module, part) for module, part in parts if module is not None]
 
 
 def taken_from(source: Source, decoder: Decoder) -> Taken | None:

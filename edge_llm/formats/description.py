@@ -34,6 +34,8 @@ from edge_llm.operations.layer import Layer
 _OPTIONAL = {"cap"}
 _KEYS = {"embedding", "kinds", "pattern", "prefixes", "norm", "output", "tied"}
 _KIND = "kind"
+_ENDS = ("final_norm", "output")
+"""What the gain of the last norm and the output matrix are called in every bundle."""
 
 
 def encode_description(decoder: Decoder) -> dict[str, Any]:
@@ -111,11 +113,14 @@ def decode_decoder(raw: Mapping[str, Any], most_layers: int = MAX_LAYERS) -> Dec
         whole = Decoder(
             embedding=_decoded(Embedding, raw["embedding"], "embedding"),
             layers=tuple(Layer(prefixes.replace("{}", str(index)), operations[name]) for index, name in enumerate(pattern)),
-            norm=_operation(raw["norm"], "norm"),
-            output=_operation(raw["output"], "output"),
+            norm=_end(raw["norm"], "norm", "norm"),
+            output=_end(raw["output"], "output", "linear"),
             tied=_plain(bool, raw["tied"], "tied"),
             cap=_plain(float, raw.get("cap", 0.0), "cap"),
         )
+        if (named := (whole.norm.gain.name, whole.output.name)) != _ENDS or whole.cap < 0:
+            said = " and ".join(f"`{shown(one)}`" for one in named)
+            raise ValueError(f"the last norm and the output matrix are called {said}, the cap is {whole.cap:g}")
     except ValueError as error:
         raise CorruptBundle(f"`description` in the manifest: {error}") from None
     return whole
@@ -125,6 +130,14 @@ def _operations(raw: object, where: str) -> tuple[Operation, ...]:
     if not isinstance(raw, list) or not raw:
         raise CorruptBundle(f"`{where}` in the manifest is not a list of operations")
     return tuple(_operation(one, f"{where}[{index}]") for index, one in enumerate(raw))
+
+
+def _end(raw: object, where: str, kind: str) -> Any:
+    """The operation ``where`` behind all layers, which is of one ``kind``."""
+    found = _operation(raw, where)
+    if kind != found.KIND:
+        raise CorruptBundle(f"`{where}` in the manifest is of the kind `{shown(found.KIND)}`, not `{kind}`")
+    return found
 
 
 def _operation(raw: object, where: str) -> Any:

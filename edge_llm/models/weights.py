@@ -122,13 +122,18 @@ def _stacked(source: WeightSource, prefix: str, linear: Linear, kind: str) -> np
 
 
 def _rows(source: WeightSource, prefix: str, part: SourceRows, kind: str) -> np.ndarray:
-    values = source.read(f"{prefix}{part.source}.{kind}")
-    values = values[part.first : part.first + part.count] if part.module_rows else values
-    if part.pairs:
-        heads = values.reshape(-1, part.head, *values.shape[1:])
-        turning = heads[:, : part.pairs]
-        values = np.concatenate([turning[:, ::2], turning[:, 1::2], heads[:, part.pairs :]], axis=1).reshape(values.shape)
+    values = arranged(source.read(f"{prefix}{part.source}.{kind}"), part)
     return values * np.float32(part.factor) if part.factor != 1 else values
+
+
+def arranged(values: np.ndarray, part: SourceRows) -> np.ndarray:
+    """The rows of ``part`` among the ``values`` [rows, ...] of its module, in the order that a linear has them."""
+    values = values[part.first : part.first + part.count] if part.module_rows else values
+    if not part.pairs:
+        return values
+    heads = values.reshape(-1, part.head, *values.shape[1:])
+    turning = heads[:, : part.pairs]
+    return np.concatenate([turning[:, ::2], turning[:, 1::2], heads[:, part.pairs :]], axis=1).reshape(values.shape)
 
 
 def read_embedding(source: WeightSource, decoder: Decoder) -> np.ndarray:

@@ -7,7 +7,7 @@ that of all cosines and sines.  Both have the same bits on every machine: powers
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import ClassVar
@@ -209,8 +209,10 @@ def check_waves(kind: RopeKind, theta: float, dim: int) -> None:
     """Raises ValueError where ``kind`` gives no waves that can be computed with."""
     if dim < 2 or dim % 2 or not theta > 0:
         return
+    ways = [kind, replace(kind, length=kind.original_context + 1)] if isinstance(kind, LongRope) else [kind]
     try:
-        values = [*kind.frequencies(theta, dim), kind.factor]
+        with np.errstate(all="ignore"):
+            values = [value for way in ways for value in (*way.frequencies(theta, dim), way.factor)]
     except ArithmeticError:
         values = [math.nan]
     if not all(map(math.isfinite, values)):
