@@ -14,8 +14,7 @@ from kernels.activation import Activation
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.layer import Layer
-    from edge_llm.operations.linear import Linear
+    from edge_llm.operations.questions import AnyLayer, AnyLinear
 
 ACTIVATED = "activated"
 """The place of its channels."""
@@ -55,7 +54,7 @@ class Activate(Operation):
         x, (_, slope) = buffers[self.reads], ACTIVATIONS[self.activation]
         return self.forward(buffers, run), lambda gradient: [(self.reads, gradient * slope(x, run.arithmetic))]
 
-    def host_parts(self, layer: Layer, passes: Passes) -> Iterable[tuple[str, Op]]:
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
         return [(f"{self.reads}.{self.writes}.activate", Op("activate", (self.reads,), (self.writes,), self))]
 
     def op_widths(self, op: Op) -> dict[str, int]:
@@ -69,16 +68,16 @@ class Activate(Operation):
     def evens_its_input(self) -> bool:
         return self.activation in _DEGREES
 
-    def places(self, layer: Layer) -> Iterator[Place]:
+    def places(self, layer: AnyLayer) -> Iterator[Place]:
         if self.activation in _DEGREES and (readers := layer.multipliers(self)) and self._up(layer) is not None:
             yield Place(ACTIVATED, self, readers, (self.width,))
 
-    def fold(self, layer: Layer, place: Place, factors: np.ndarray, folding: Folding) -> None:
+    def fold(self, layer: AnyLayer, place: Place, factors: np.ndarray, folding: Folding) -> None:
         up = self._up(layer)
         assert up is not None
         folding.rows[up.name] = 1 / (factors if _DEGREES[self.activation] == 1 else np.sqrt(factors))
 
-    def _up(self, layer: Layer) -> Linear | None:
+    def _up(self, layer: AnyLayer) -> AnyLinear | None:
         """The linear that writes for this alone."""
         writer = layer.writer(self.reads, self)
         return None if writer is None or not layer.gives_only(writer, self) else next(iter(writer.linears), None)

@@ -131,9 +131,9 @@ class FloatRun:
 class Op:
     """One call on a device: everything that it reads and writes, and what of the layer it does.
 
-    In one pass: embedding, rms_norm, linear, linear_glu, glu, activate, rope_append, attention.  A linear that a card multiplies
-    is cut into quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels and overflow)
-    and merge.
+    In one pass: embedding, rms_norm, linear, linear_glu, glu, activate, rope_append, attention.  A linear that a card
+    multiplies is cut into quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels
+    and overflow) and merge.
     """
 
     kind: str

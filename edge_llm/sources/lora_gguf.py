@@ -139,11 +139,3 @@ class _Fitting:
         """Heads of the queries or keys that ``name`` gives; 0 for any other tensor."""
         attention = describe(self._model.config).layers[0].attention
         return {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2], 0)
-
-    def _source_name(self, name: str) -> str:
-        """The name in Hugging Face's files; one that nobody knows stays."""
-        stem, _, suffix = name.rpartition(".")
-        words, names = stem.split("."), layer_names(self._architecture)
-        if len(words) == 3 and words[0] == "blk" and words[1].isdecimal() and words[2] in names:
-            return f"model.layers.{words[1]}.{names[words[2]]}.{suffix}"
-        return f"{WHOLE[stem]}.{suffix}" if stem in WHOLE else name
