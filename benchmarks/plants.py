@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.config import LlamaConfig
-from edge_llm.formats.safetensors import open_model_folder, safetensors_header
+from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.formats.safetensors import safetensors_header
 from edge_llm.models import load_config
 
 Tensors = dict[str, np.ndarray]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.weights import layer_shapes
 from edge_llm.operations.layer import Layer

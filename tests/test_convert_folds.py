@@ -20,7 +20,7 @@ from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.convert.layer_folds import fold_layer, places
 from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables

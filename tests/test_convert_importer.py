@@ -48,7 +48,7 @@ from edge_llm.errors import (
 from edge_llm.formats import leftovers
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables

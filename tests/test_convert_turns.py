@@ -32,7 +32,7 @@ from edge_llm.engine.load import load_comparison, load_engine
 from edge_llm.errors import CorruptBundle, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, encode_manifest
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables

@@ -11,7 +11,7 @@ def test_a_runner_loads_neither_text_nor_float_path():
     script = "import sys, edge_llm.bench.own_start; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
     assert "edge_llm.runner.runner" in loaded
-    slow = {"jinja2", "tokenizers", "psutil", "numpy.random", "subprocess", "edge_llm.formats.safetensors"}
+    slow = {"jinja2", "tokenizers", "psutil", "numpy.random", "subprocess", "edge_llm.formats.model_folder"}
     assert not loaded & (slow | {"edge_llm.models.reference", "edge_llm.engine.engine"})
 
 

@@ -18,7 +18,7 @@ from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Delta
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, OutOfMemory, UsageError
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
 from edge_llm.runner.base import Segment

@@ -15,7 +15,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.description import decode_description, encode_description, model_record
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables

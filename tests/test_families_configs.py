@@ -8,7 +8,7 @@ from families import family_folder, logits_of
 from model_files import VOCAB_SIZE
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
 

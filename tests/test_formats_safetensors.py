@@ -17,15 +17,9 @@ from bad_models import CONFIGS, FILES, INDEXES, JSONS, BadFile, BadIndex, BadJSO
 from model_files import random_tensors, raw_safetensors, safetensors_bytes, tiny_config, write_json, write_model, write_weights
 
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
-from edge_llm.formats.safetensors import (
-    MAX_HEADER_BYTES,
-    MAX_TENSORS,
-    MAX_WEIGHT,
-    SafetensorsFile,
-    TensorInfo,
-    open_model_folder,
-    open_safetensors,
-)
+from edge_llm.formats.limits import MAX_WEIGHT
+from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.formats.safetensors import MAX_HEADER_BYTES, MAX_TENSORS, SafetensorsFile, TensorInfo, open_safetensors
 from edge_llm.models import describe, load_config
 from edge_llm.models.weights import check_tensors
 from edge_llm.strict_json import parse_json, parse_object

@@ -15,7 +15,7 @@ from model_files import VOCAB_SIZE, random_tensors, tiny_config, write_model
 
 from edge_llm.config import LlamaConfig, RopeScaling
 from edge_llm.errors import InvalidModel
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, families, load_config
 from edge_llm.models.weights import (
     check_tensors,

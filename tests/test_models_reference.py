@@ -15,7 +15,7 @@ from model_files import VOCAB_SIZE, random_tensors, tiny_config, write_model
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow, UsageError
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables

@@ -16,7 +16,7 @@ from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Request
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
 from edge_llm.runner.base import Cancelled, Runner, Segment

@@ -13,7 +13,7 @@ from test_convert_hub import run_pull
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.text_part import NOTICE

@@ -22,7 +22,7 @@ from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from edge_llm.files import RegularFile, shown
 from edge_llm.formats.gguf_blocks import decode, decoded_names
 from edge_llm.formats.gguf_header import NUMBERS, STRING, U64, GgufArray, GgufHeader, GgufTensor, Value
-from edge_llm.formats.safetensors import MAX_WEIGHT
+from edge_llm.formats.limits import MAX_WEIGHT
 
 MAX_PARTS = 4096
 """Of one model."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.formats.model_folder import SourceFolder
 from edge_llm.formats.packed_integers import dequantize, unpack
-from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.sources.packing import FLOATS, Packing, in_words
 
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]

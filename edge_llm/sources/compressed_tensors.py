@@ -20,8 +20,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.formats.model_folder import SourceFolder
 from edge_llm.formats.packed_integers import dequantize, unpack, words_of
-from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.sources.fp8 import CODES, block_of, scale_shapes, scaled
 from edge_llm.sources.packing import FLOATS, MOST_SETTINGS, Packing, in_words
 

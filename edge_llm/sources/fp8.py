@@ -15,8 +15,8 @@ import numpy as np
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.float8 import e4m3_values
+from edge_llm.formats.model_folder import SourceFolder
 from edge_llm.formats.packed_integers import dequantize
-from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.sources.packing import FLOATS, Packing
 
 _SCALES = ("weight_scale_inv", "weight_scale")

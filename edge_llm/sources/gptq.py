@@ -16,8 +16,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.formats.model_folder import SourceFolder
 from edge_llm.formats.packed_integers import dequantize, unpack, words_of
-from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.sources.packing import FLOATS, MOST_SETTINGS, Packing, in_words
 
 _BITS = (2, 3, 4, 8)

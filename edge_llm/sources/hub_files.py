@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import MAX_INDEX_BYTES, MAX_INDEX_VALUES, MODEL, needed_shards
+from edge_llm.formats.model_folder import MAX_INDEX_BYTES, MAX_INDEX_VALUES, MODEL, needed_shards
 from edge_llm.models import text_settings
 from edge_llm.sources.gguf_config import architectures, refusal
 from edge_llm.sources.hub_download import RemoteFile

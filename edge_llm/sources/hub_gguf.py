@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import parts_of_name, without_part
-from edge_llm.formats.safetensors import MODEL
+from edge_llm.formats.model_folder import MODEL
 
 DEFAULTS = ("Q4_K_M", "Q8_0")
 """What is taken where nothing is said: the first that is there, else the first file."""

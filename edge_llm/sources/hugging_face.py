@@ -13,7 +13,7 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel
 from edge_llm.files import RegularFile, read_file, shown
-from edge_llm.formats.safetensors import SourceFolder, open_model_folder
+from edge_llm.formats.model_folder import SourceFolder, open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.text_part import NOTICE
 from edge_llm.progress import StageProgress, ignore

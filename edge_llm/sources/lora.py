@@ -23,7 +23,7 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import MAX_WEIGHT
+from edge_llm.formats.limits import MAX_WEIGHT
 from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import PackedSource, QuantizedSource, Source

@@ -17,7 +17,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import MAX_WEIGHT, SafetensorsFile, open_safetensors
+from edge_llm.formats.limits import MAX_WEIGHT
+from edge_llm.formats.safetensors import SafetensorsFile, open_safetensors
 from edge_llm.sources.base import Source
 from edge_llm.sources.hub_files import ADAPTER_CONFIG as CONFIG
 from edge_llm.sources.hub_files import ADAPTER_TEXTS as TEXTS

@@ -20,7 +20,7 @@ import numpy as np
 from edge_llm.config import LlamaConfig, ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import SourceFolder, open_model_folder
+from edge_llm.formats.model_folder import SourceFolder, open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.layer import Decoder
 from edge_llm.sources.base import StaticModule

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from edge_llm.errors import InvalidModel
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import MODEL
+from edge_llm.formats.model_folder import MODEL
 
 _DESCRIPTION = re.compile(r"quant_model_description(_[a-z0-9_]+)?\.json")
 _WEIGHTS = re.compile(r"(quant_model_weights?(?:_[a-z0-9_]+)?)(-\d{5}-of-\d{5,6})?\.safetensors(\.index\.json)?")

@@ -9,7 +9,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.formats.safetensors import MAX_WEIGHT, SourceFolder
+from edge_llm.formats.limits import MAX_WEIGHT
+from edge_llm.formats.model_folder import SourceFolder
 
 FLOATS = ("F32", "F16", "BF16")
 _GROUP_SIZES = range(-1, 1 << 20)

@@ -17,7 +17,7 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown, status
-from edge_llm.formats.safetensors import MAX_CONFIG_BYTES, SourceFolder
+from edge_llm.formats.model_folder import MAX_CONFIG_BYTES, SourceFolder
 from edge_llm.models import describe
 from edge_llm.models.weights import layer_shapes
 from edge_llm.sources.awq import Awq

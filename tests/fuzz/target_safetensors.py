@@ -10,7 +10,7 @@ from model_files import raw_safetensors, tiny_config, write_model
 from mutate import changed, changed_bytes
 
 from edge_llm.errors import EdgeLLMError
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.weights import check_tensors
 
