@@ -1,8 +1,8 @@
 """Safetensors files: a bounded reader of our own, and the header of files that we write.
 
 A file is eight bytes (header length N, little endian), N bytes of JSON that give each tensor's dtype, shape and byte range,
-then the data; ranges must tile the data exactly, without hole or overlap.  All of that is checked at open, from the header alone;
-`read` then takes only the bytes of one tensor.  `edge_llm.formats.model_folder` has whole models.
+then the data; ranges must tile the data exactly, without hole or overlap.  All of that is checked at open, from the header
+alone; `read` then takes only the bytes of one tensor.  `edge_llm.formats.model_folder` has whole models.
 """
 
 from __future__ import annotations
