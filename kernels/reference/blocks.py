@@ -56,8 +56,9 @@ def of_file(raw: U8, kind: BlockKind, n: int, k: int) -> Blocks:
 def _spread(packed: U8, group: int, bits: int) -> U8:
     """Codes of ``bits`` bits: ``group`` bytes hold their lowest parts first, then the next ones."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    found = packed.reshape(len(packed), -1, 1, group) >> shifts & np.uint8((1 << bits) - 1)
-    return found.reshape(len(packed), -1)
+    count, width = packed.shape
+    found = packed.reshape(count, width // group, 1, group) >> shifts & np.uint8((1 << bits) - 1)
+    return found.reshape(count, width * 8 // bits)
 
 
 def _fifth(blocks: U8, at: int) -> U8:
@@ -148,8 +149,8 @@ def lay_out(raw: U8, kind: BlockKind, n: int, k: int) -> U8:
     codes = padded(_file_codes(rows, kind)).reshape(panels, TILE_CHANNELS, k)
     heads = [_interleaved(padded(part)) for part in _file_scales(rows, kind)]
     found = np.zeros((panels, kind.panel_bytes(k)), np.uint8)
-    found[:, : blocks * kind.head] = np.concatenate(heads, axis=2).reshape(panels, -1)
-    found[:, kind.panel_bytes(k) - k // GROUP * kind.group_bytes :] = _group_bytes(codes, kind).reshape(panels, -1)
+    found[:, : blocks * kind.head] = np.concatenate(heads, axis=2).reshape(panels, blocks * kind.head)
+    found[:, kind.panel_bytes(k) - k // GROUP * kind.group_bytes :] = _group_bytes(codes, kind)
     return found
 
 
@@ -161,20 +162,20 @@ def _interleaved(part: U8) -> U8:
 
 
 def _group_bytes(codes: U8, kind: BlockKind) -> U8:
-    """Codes [P, 16, K] -> bytes [P, K / 32, bytes of a group]."""
+    """Codes [P, 16, K] -> their bytes [P, bytes of K columns]."""
     panels, _, k = codes.shape
-    tiles = codes.reshape(panels, TILE_CHANNELS, k // GROUP, 8, TILE_DEPTH).transpose(0, 2, 3, 1, 4)  # [P, G, 8, 16, 4]
+    groups = k // GROUP
+    tiles = codes.reshape(panels, TILE_CHANNELS, groups, 8, TILE_DEPTH).transpose(0, 2, 3, 1, 4)  # [P, G, 8, 16, 4]
     if kind.bits == 8:
-        return tiles.reshape(panels, k // GROUP, -1)
-    low = tiles & np.uint8(15)
-    parts = [low[:, :, 0::2] | low[:, :, 1::2] << np.uint8(4)]
-    above = tiles >> np.uint8(4)
+        return tiles.reshape(panels, groups * kind.group_bytes)
+    low, above = tiles & np.uint8(15), tiles >> np.uint8(4)
+    parts = [low[:, :, 0::2] | low[:, :, 1::2] << np.uint8(4)]  # [P, G, 4, 16, 4]
     if kind.bits == 5:
-        parts.append(_or(above << np.arange(8, dtype=np.uint8)[:, None, None], 2))
+        parts.append(_or(above << np.arange(8, dtype=np.uint8)[:, None, None], 2)[:, :, None])
     if kind.bits == 6:
-        halves = above.reshape(panels, k // GROUP, 2, 4, TILE_CHANNELS, TILE_DEPTH)
+        halves = above.reshape(panels, groups, 2, 4, TILE_CHANNELS, TILE_DEPTH)
         parts.append(_or(halves << np.arange(0, 8, 2, dtype=np.uint8)[:, None, None], 3))
-    return np.concatenate([part.reshape(panels, k // GROUP, -1) for part in parts], axis=2)
+    return np.concatenate(parts, axis=2).reshape(panels, groups * kind.group_bytes)
 
 
 def _or(values: U8, axis: int) -> U8:
@@ -223,19 +224,18 @@ def _panel_scales(panels: U8, kind: BlockKind, k: int) -> tuple[F32, F32]:
     spans = {"q4_k": 8, "q5_k": 8, "q6_k": 16, "iq4_xs": 8}.get(kind.name, 0)
     low, fine_low = (2 if kind.has_least else 0), (spans if kind.has_least else 0)
     sizes = [TILE_CHANNELS * size for size in (own, low, spans, fine_low)]
-    ends = np.cumsum([0, *sizes])
-    scale, least, fine, fine_least = (heads[:, :, start:end] for start, end in zip(ends, ends[1:], strict=False))
+    scale, least, fine, fine_least = np.split(heads, np.cumsum(sizes[:-1]), axis=2)
+    rows = count * TILE_CHANNELS
 
     def by_rows(part: U8, each: int) -> U8:
-        return part.reshape(count, blocks, TILE_CHANNELS, each).transpose(0, 2, 1, 3).reshape(count * TILE_CHANNELS * blocks, each)
+        return part.reshape(count, blocks, TILE_CHANNELS, each).transpose(0, 2, 1, 3).reshape(rows * blocks, each)
 
     def fine_by_rows(part: U8, each: int) -> U8:
-        return part.reshape(count, blocks, each, TILE_CHANNELS).transpose(0, 3, 1, 2).reshape(count * TILE_CHANNELS * blocks, each)
+        return part.reshape(count, blocks, each, TILE_CHANNELS).transpose(0, 3, 1, 2).reshape(rows * blocks, each)
 
     whole, lowest = _multiplied_out(
         kind, by_rows(scale, own), by_rows(least, low), fine_by_rows(fine, spans), fine_by_rows(fine_least, fine_low)
     )
-    rows = count * TILE_CHANNELS
     return whole.reshape(rows, k // kind.width), lowest.reshape(rows, k // GROUP)
 
 
