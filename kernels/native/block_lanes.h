@@ -6,7 +6,7 @@
 //               C = 4, 5, 6: unsigned, at most 15, 31, 63; C = 8: any byte, signed where kSignedBytes
 //             `start` begins with what the bytes are above the values: minus the sum of activations, times 2^shift
 //             `add<T>` takes the columns 4T .. 4T+3 of the span, in ascending order
-//   table     codes -> the bytes that they stand for
+//   kTileRows rows of activations meet a panel at once: as many sums, exact and float, as the registers hold
 #pragma once
 
 #include "int8_dot.h"
@@ -21,7 +21,7 @@ struct BlockLanes {
   static constexpr int kParts = 1;  // that make a panel
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = false;
-  static constexpr int kFewRows = 8, kTileRows = 6, kTilePanels = 2;
+  static constexpr int kTileRows = 8;
   using Bytes = __m512i;
   using Floats = __m512;
 
@@ -88,7 +88,7 @@ struct BlockLanes {
 #else
   static constexpr bool kSignedBytes = true;
 #endif
-  static constexpr int kFewRows = 4, kTileRows = 6, kTilePanels = 1;
+  static constexpr int kTileRows = 6;
   using Bytes = __m256i;
   using Floats = __m256;
 
@@ -109,24 +109,51 @@ struct BlockLanes {
   template <int Class>
   struct Sum {
     __m256i v;
-#if !defined(__AVXVNNI__)
-    __m256i pairs;                                            // int16, of some columns that cannot overflow it
-    static constexpr int kPairs = Class == 4 ? 8 : Class == 5 ? 4 : Class == 6 ? 2 : 1;  // so many of them
-#endif
+#if defined(__AVXVNNI__)
     template <int Shift>
     EDGE_INLINE void start(const int32_t* below) { v = _mm256_slli_epi32(_mm256_set1_epi32(*below), Shift); }
     EDGE_INLINE void start() { v = _mm256_setzero_si256(); }
     template <int T>
     EDGE_INLINE void add(Bytes w, const int8_t* four) {
       const __m256i a = _mm256_set1_epi32(load_four(four));
-#if defined(__AVXVNNI__)
       asm("%{vex%} vpdpbusd %[a], %[w], %[v]" : [v] "+x"(v) : [a] "x"(a), [w] "x"(w));
-#else
-      const __m256i products = Class == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)) : _mm256_maddubs_epi16(w, a);
-      pairs = T % kPairs == 0 ? products : _mm256_add_epi16(pairs, products);
-      if constexpr (T % kPairs == kPairs - 1) v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
     }
+#else
+    static constexpr int kPairs = Class == 4 ? 8 : Class == 5 ? 4 : Class == 6 ? 2 : 1;  // columns whose int16 sums do not overflow
+    __m256i pairs;         // their sums; `v` is not yet there before the first are complete
+    const int32_t* begin;  // what it begins with, times 2^shift
+    int shift;             // below 0: it begins with 0
+    template <int Shift>
+    EDGE_INLINE void start(const int32_t* below) { begin = below, shift = Shift; }
+    EDGE_INLINE void start() { shift = -1; }
+    // In assembly: GCC loads activations long before it needs them, and has no registers left.
+    template <int T>
+    EDGE_INLINE void add(Bytes w, const int8_t* four) {
+      using Four = int32_t __attribute__((aligned(1), may_alias));
+      const Four& a = *reinterpret_cast<const Four*>(four);
+      const __m256i ones = _mm256_set1_epi16(1);
+      __m256i t;
+      if constexpr (Class == 8) {
+        asm("vpbroadcastd %[a], %[t]\n\t"
+            "vpsignb %[w], %[t], %[t]\n\t"
+            "vpmaddubsw %[t], %[magnitude], %[t]\n\t"
+            "vpmaddwd %[ones], %[t], %[t]"
+            : [t] "=&x"(t) : [a] "m"(a), [w] "x"(w), [magnitude] "x"(_mm256_abs_epi8(w)), [ones] "xm"(ones));
+      } else if constexpr (T % kPairs == 0) {
+        asm("vpbroadcastd %[a], %[pairs]\n\t"
+            "vpmaddubsw %[pairs], %[w], %[pairs]" : [pairs] "=&x"(pairs) : [a] "m"(a), [w] "x"(w));
+      } else {
+        asm("vpbroadcastd %[a], %[t]\n\t"
+            "vpmaddubsw %[t], %[w], %[t]\n\t"
+            "vpaddw %[t], %[pairs], %[pairs]" : [pairs] "+x"(pairs), [t] "=&x"(t) : [a] "m"(a), [w] "x"(w));
+      }
+      if constexpr (T % kPairs == kPairs - 1) {
+        if constexpr (Class != 8) asm("vpmaddwd %[ones], %[pairs], %[t]" : [t] "=x"(t) : [pairs] "x"(pairs), [ones] "xm"(ones));
+        if constexpr (T >= kPairs) asm("vpaddd %[t], %[v], %[v]" : [v] "+x"(v) : [t] "x"(t));
+        else v = shift < 0 ? t : _mm256_add_epi32(_mm256_slli_epi32(_mm256_set1_epi32(*begin), shift), t);
+      }
+    }
+#endif
     EDGE_INLINE Floats floats() const { return _mm256_cvtepi32_ps(v); }
   };
 
@@ -153,7 +180,7 @@ struct BlockLanes {
   static constexpr int kParts = 4;
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = true;
-  static constexpr int kFewRows = 4, kTileRows = 6, kTilePanels = 1;
+  static constexpr int kTileRows = 6;
   using Bytes = uint8x16_t;
   using Floats = float32x4_t;
 
@@ -213,7 +240,7 @@ struct BlockLanes {
   static constexpr int kParts = 1;
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = true;
-  static constexpr int kFewRows = 4, kTileRows = 4, kTilePanels = 1;
+  static constexpr int kTileRows = 4;
   struct Bytes { uint8_t v[kTileBytes]; };
   using Floats = f32x16;
 

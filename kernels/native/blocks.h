@@ -5,9 +5,8 @@
 // share a scale in ascending order, one fused multiply-add each with the span's exact integer sum: so it does not depend on
 // other rows, on threads or on the instruction set.
 //
-//   few rows    codes are unpacked in registers, and the panels pass by once
-//   many rows   two panels (with a gate: one of the gate, one of the up half) are unpacked into a core's cache, and all rows
-//               of a block meet them there
+// Codes are unpacked in registers, for some rows at once. A panel fits a core's L1 as it is and would not as bytes, so codes that
+// are unpacked once for all rows are slower (benchmarks/LOG.md).
 #pragma once
 
 #include "block_lanes.h"
@@ -138,193 +137,93 @@ static bool prepare_block_row(const BlockLinearArgs& a, int64_t m, int8_t* to) {
   return true;
 }
 
-// ---- few rows -------------------------------------------------------------------------------------------------
+// ---- a tile of rows and a panel -------------------------------------------------------------------------------
 
-// y[R][16] = rows of activations times a panel.
+// A tile's place in memory: rows of activations, and a panel.
+struct BlockTile {
+  const int8_t* rows;
+  int64_t stride, groups;
+  const uint8_t *head, *codes;
+};
+
+// total[R] of one part of the panel's rows += group g, whose codes are at `codes` and whose block's scales at `head`.
 template <int Kind, int R>
-static void few_rows_panel(const int8_t* rows, int64_t stride, const BlockPanels& weight, int64_t number, float* y) {
+EDGE_INLINE void add_block_group(const BlockTile& at, int64_t g, int within, const uint8_t* head, const uint8_t* codes, int part,
+                                 BlockLanes::Floats (&total)[R]) {
   using B = Blocks<Kind>;
   using L = BlockLanes;
-  const BlockRow layout = {weight.groups()};
-  const uint8_t *head = weight.panel(number), *codes = head + weight.head_bytes();
-  const float *scales = layout.scales(rows), *sums = layout.sums(rows);
-  const int32_t* below = layout.below<B::kShape.width>(rows);
-  const int64_t next = stride / 4;  // from a row's floats and integers to the next row's
-  L::Floats total[L::kParts][R];
-  unrolled<L::kParts>([&](auto part) EDGE_INLINE_LAMBDA {
+  const BlockRow layout = {at.groups};
+  const float *scales = layout.scales(at.rows) + g, *sums = layout.sums(at.rows) + g;
+  const int32_t* below = layout.below<B::kShape.width>(at.rows) + g * B::kSpans;
+  const int64_t next = at.stride / 4;  // from a row's floats and integers to the next row's
+  typename B::Sum sum[R];
+  unrolled<B::kSpans>([&](auto span) EDGE_INLINE_LAMBDA {
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      if constexpr (B::kShift >= 0) sum[r].template start<B::kShift>(below + r * next + span);
+      else sum[r].start();
+    });
+    unrolled<B::kSpanTiles>([&](auto tile) EDGE_INLINE_LAMBDA {
+      constexpr int kTile = span * B::kSpanTiles + tile;
+      const L::Bytes w = B::template bytes<kTile>(codes, part);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        sum[r].template add<tile>(w, at.rows + r * at.stride + g * kBlockGroup + kTile * kTileDepth);
+      });
+    });
+    const L::Floats scale = B::scale(head, within, span, part);
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      total[r] = L::fma(sum[r].floats(), L::mul(scale, L::broadcast(scales + r * next)), total[r]);
+    });
+  });
+  if constexpr (B::kShape.has_least) {
+    const L::Floats least = B::least(head, within, part);
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      const L::Floats times = L::broadcast(sums + r * next);
+      total[r] = B::kAdds ? L::fma(least, times, total[r]) : L::fnma(least, times, total[r]);
+    });
+  }
+}
+
+// y[R][16] = the product, for parts First .. First+Count-1 of the panel's rows.
+template <int Kind, int R, int First, int Count>
+EDGE_INLINE void block_parts(const BlockTile& at, float* y) {
+  using B = Blocks<Kind>;
+  using L = BlockLanes;
+  L::Floats total[Count][R];
+  unrolled<Count>([&](auto part) EDGE_INLINE_LAMBDA {
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { total[part][r] = L::zero(); });
   });
-  const auto group = [&](int64_t g, int within) EDGE_INLINE_LAMBDA {
-    for (int line = 0; line < B::kGroupBytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
-    unrolled<L::kParts>([&](auto part) EDGE_INLINE_LAMBDA {
-      typename B::Sum sum[R];
-      unrolled<B::kSpans>([&](auto span) EDGE_INLINE_LAMBDA {
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          if constexpr (B::kShift >= 0) sum[r].template start<B::kShift>(below + r * next + g * B::kSpans + span);
-          else sum[r].start();
-        });
-        unrolled<B::kSpanTiles>([&](auto tile) EDGE_INLINE_LAMBDA {
-          constexpr int kTile = span * B::kSpanTiles + tile;
-          const L::Bytes w = B::template bytes<kTile>(codes, part);
-          unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-            sum[r].template add<tile>(w, rows + r * stride + g * kBlockGroup + kTile * kTileDepth);
-          });
-        });
-        const L::Floats scale = B::scale(head, within, span, part);
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          total[part][r] = L::fma(sum[r].floats(), L::mul(scale, L::broadcast(scales + r * next + g)), total[part][r]);
-        });
+  const uint8_t *head = at.head, *codes = at.codes;
+  for (int64_t g = 0; g < at.groups; head += B::kShape.head)
+    for (int within = 0; within < B::kBlockGroups; ++within, ++g, codes += B::kGroupBytes) {
+      for (int line = 0; line < B::kGroupBytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
+      unrolled<Count>([&](auto part) EDGE_INLINE_LAMBDA {
+        add_block_group<Kind, R>(at, g, within, head, codes, First + part, total[part]);
       });
-      if constexpr (B::kShape.has_least) {
-        const L::Floats least = B::least(head, within, part);
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          const L::Floats times = L::broadcast(sums + r * next + g);
-          total[part][r] = B::kAdds ? L::fma(least, times, total[part][r]) : L::fnma(least, times, total[part][r]);
-        });
-      }
-    });
-    codes += B::kGroupBytes;
-  };
-  for (int64_t g = 0; g < layout.groups; head += B::kShape.head)
-    for (int within = 0; within < B::kBlockGroups; ++within, ++g) group(g, within);
-  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<L::kParts>([&](auto part) EDGE_INLINE_LAMBDA { L::store(y + r * kTileChannels + part * L::kRows, total[part][r]); });
-  });
-}
-
-template <int Kind, int R>
-static void few_rows_of(int64_t count, const int8_t* rows, int64_t stride, const BlockPanels& weight, int64_t number, float* y) {
-  if (count == R) return few_rows_panel<Kind, R>(rows, stride, weight, number, y);
-  if constexpr (R > 1) few_rows_of<Kind, R - 1>(count, rows, stride, weight, number, y);
-}
-
-// ---- many rows ------------------------------------------------------------------------------------------------
-
-// A panel as many rows meet it.
-struct ReadyPanel {
-  const uint8_t* bytes;  // [groups][8 tiles][64]
-  const float* scale;    // [spans][16]
-  const float* least;    // [groups][16]
-};
-
-EDGE_INLINE int64_t ready_bytes(const BlockPanels& weight) {
-  return weight.groups() * (kGroupTiles * kTileBytes + (kBlockGroup / weight.shape().width + 1) * kTileChannels * 4);
-}
-
-// Panel `number` unpacked in `memory`, ready_bytes().
-template <int Kind>
-static ReadyPanel make_ready_blocks(const BlockPanels& weight, int64_t number, uint8_t* memory) {
-  using B = Blocks<Kind>;
-  using L = BlockLanes;
-  const uint8_t *head = weight.panel(number), *codes = head + weight.head_bytes();
-  auto* scale = reinterpret_cast<float*>(memory + weight.groups() * kGroupTiles * kTileBytes);
-  float* least = scale + weight.groups() * B::kSpans * kTileChannels;
-  const ReadyPanel ready = {memory, scale, least};
-  for (int64_t g = 0; g < weight.groups(); head += B::kShape.head)
-    for (int within = 0; within < B::kBlockGroups; ++within, ++g) {
-      unrolled<L::kParts>([&](auto part) EDGE_INLINE_LAMBDA {
-        unrolled<kGroupTiles>([&](auto tile) EDGE_INLINE_LAMBDA {
-          L::store(memory + tile * kTileBytes + part * B::kPartBytes, B::template bytes<tile>(codes, part));
-        });
-        unrolled<B::kSpans>([&](auto span) EDGE_INLINE_LAMBDA {
-          L::store(scale + span * kTileChannels + part * L::kRows, B::scale(head, within, span, part));
-        });
-        if constexpr (B::kShape.has_least) L::store(least + part * L::kRows, B::least(head, within, part));
-      });
-      codes += B::kGroupBytes;
-      memory += kGroupTiles * kTileBytes;
-      scale += B::kSpans * kTileChannels;
-      least += kTileChannels;
     }
-  return ready;
-}
-
-// y[R][P][16] = rows of activations times P panels, of one part of their channels.
-template <int Kind, int R, int P>
-EDGE_INLINE void ready_tile(const int8_t* rows, int64_t stride, const BlockRow& layout, const ReadyPanel* panels, int part, float* y) {
-  using B = Blocks<Kind>;
-  using L = BlockLanes;
-  const float *scales = layout.scales(rows), *sums = layout.sums(rows);
-  const int32_t* below = layout.below<B::kShape.width>(rows);
-  const int64_t next = stride / 4;
-  L::Floats total[R][P];
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[r][p] = L::zero(); });
-  });
-  for (int64_t g = 0; g < layout.groups; ++g) {
-    unrolled<B::kSpans>([&](auto span) EDGE_INLINE_LAMBDA {
-      const int64_t at = g * B::kSpans + span;
-      typename B::Sum sum[R][P];
-      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-        unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
-          if constexpr (B::kShift >= 0) sum[r][p].template start<B::kShift>(below + r * next + at);
-          else sum[r][p].start();
-        });
-      });
-      unrolled<B::kSpanTiles>([&](auto tile) EDGE_INLINE_LAMBDA {
-        const int64_t place = g * kGroupTiles + span * B::kSpanTiles + tile;
-        L::Bytes w[P];
-        unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = L::load(panels[p].bytes + place * kTileBytes + part * B::kPartBytes); });
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p].template add<tile>(w[p], rows + r * stride + place * kTileDepth); });
-        });
-      });
-      unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
-        const L::Floats scale = L::load(panels[p].scale + at * kTileChannels + part * L::kRows);
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          total[r][p] = L::fma(sum[r][p].floats(), L::mul(scale, L::broadcast(scales + r * next + g)), total[r][p]);
-        });
-      });
+    unrolled<Count>([&](auto part) EDGE_INLINE_LAMBDA {
+      L::store(y + r * kTileChannels + (First + part) * L::kRows, total[part][r]);
     });
-    if constexpr (B::kShape.has_least)
-      unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
-        const L::Floats least = L::load(panels[p].least + g * kTileChannels + part * L::kRows);
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          const L::Floats times = L::broadcast(sums + r * next + g);
-          total[r][p] = B::kAdds ? L::fma(least, times, total[r][p]) : L::fnma(least, times, total[r][p]);
-        });
-      });
-  }
-  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { L::store(y + (2 * r + p) * kTileChannels + part * L::kRows, total[r][p]); });
   });
 }
 
-// y[R][2][16] = rows of activations times one panel or two.
+// All parts at once for a row or two, whose panel comes from memory; else one after the other, whose sums then are in registers.
 template <int Kind, int R>
-static void ready_rows(const int8_t* rows, int64_t stride, const BlockRow& layout, const ReadyPanel* panels, int count, float* y) {
-  constexpr int kTogether = BlockLanes::kTilePanels;
-  unrolled<BlockLanes::kParts>([&](auto part) EDGE_INLINE_LAMBDA {
-    if (kTogether == 2 && count == 2) return ready_tile<Kind, R, kTogether>(rows, stride, layout, panels, part, y);
-    for (int p = 0; p < count; ++p) ready_tile<Kind, R, 1>(rows, stride, layout, panels + p, part, y + p * kTileChannels);
-  });
+static void block_tile(const BlockTile& at, float* y) {
+  constexpr int kParts = BlockLanes::kParts;
+  if constexpr (R <= 2) block_parts<Kind, R, 0, kParts>(at, y);
+  else unrolled<kParts>([&](auto part) EDGE_INLINE_LAMBDA { block_parts<Kind, R, part, 1>(at, y); });
 }
 
-template <int Kind, int R>
-static void ready_rows_of(int64_t tile, const int8_t* rows, int64_t stride, const BlockRow& layout, const ReadyPanel* panels,
-                          int count, float* y) {
-  if (tile == R) return ready_rows<Kind, R>(rows, stride, layout, panels, count, y);
-  if constexpr (R > 1) ready_rows_of<Kind, R - 1>(tile, rows, stride, layout, panels, count, y);
+template <int Kind, int R = BlockLanes::kTileRows>
+static void block_tile_of(int64_t count, const BlockTile& at, float* y) {
+  if (count == R) return block_tile<Kind, R>(at, y);
+  if constexpr (R > 1) block_tile_of<Kind, R - 1>(count, at, y);
 }
 
-// ---- the kernels of a kind ------------------------------------------------------------------------------------
-
-struct BlockKindKernels {
-  void (*few)(int64_t count, const int8_t* rows, int64_t stride, const BlockPanels& weight, int64_t number, float* y);
-  ReadyPanel (*ready)(const BlockPanels& weight, int64_t number, uint8_t* memory);
-  void (*many)(int64_t tile, const int8_t* rows, int64_t stride, const BlockRow& layout, const ReadyPanel* panels, int count,
-               float* y);
-};
-
-template <int Kind>
-constexpr BlockKindKernels block_kind_kernels() {
-  return {few_rows_of<Kind, BlockLanes::kFewRows>, make_ready_blocks<Kind>, ready_rows_of<Kind, BlockLanes::kTileRows>};
-}
-
-constexpr BlockKindKernels kBlockKernels[kBlockKinds] = {
-    block_kind_kernels<kQ4_0>(), block_kind_kernels<kQ4_1>(), block_kind_kernels<kQ5_0>(),  block_kind_kernels<kQ5_1>(),
-    block_kind_kernels<kQ8_0>(), block_kind_kernels<kQ4_K>(), block_kind_kernels<kQ5_K>(),  block_kind_kernels<kQ6_K>(),
-    block_kind_kernels<kIq4Nl>(), block_kind_kernels<kIq4Xs>(), block_kind_kernels<kMxfp4>()};
+constexpr void (*kBlockTiles[kBlockKinds])(int64_t count, const BlockTile& at, float* y) = {
+    block_tile_of<kQ4_0>, block_tile_of<kQ4_1>, block_tile_of<kQ5_0>,  block_tile_of<kQ5_1>,  block_tile_of<kQ8_0>, block_tile_of<kQ4_K>,
+    block_tile_of<kQ5_K>, block_tile_of<kQ6_K>, block_tile_of<kIq4Nl>, block_tile_of<kIq4Xs>, block_tile_of<kMxfp4>};
 
 // ---- the whole product ----------------------------------------------------------------------------------------
 
@@ -340,13 +239,13 @@ struct BlockPlan {
   int64_t panels() const { return gated() ? weight.panels() / 2 : weight.panels(); }
 };
 
-// Rows m..m+count of a panel of results: bias, then `add`.  y has rows of `y_stride`.
-static void finish_panel(const BlockPlan& plan, int64_t m, int64_t count, int64_t panel, const float* y, int64_t y_stride) {
+// Rows m..m+count of a panel of results, y [count][16]: bias, then `add`.
+static void finish_panel(const BlockPlan& plan, int64_t m, int64_t count, int64_t panel, const float* y) {
   const BlockLinearArgs& a = plan.args;
   const int64_t within = panel * kTileChannels, n = plan.first + within;
   const int lanes = static_cast<int>(min_i64(kLanes, plan.weight.channels - within));
   for (int64_t r = 0; r < count; ++r) {
-    f32x16 value = load(y + r * y_stride);
+    f32x16 value = load(y + r * kTileChannels);
     if (a.bias != nullptr) value = add(value, load_some(a.bias + n, lanes));
     const int64_t at = (m + r) * a.channels + n;
     if (a.add != nullptr) value = add(value, load_some(a.add + at, lanes));
@@ -355,67 +254,54 @@ static void finish_panel(const BlockPlan& plan, int64_t m, int64_t count, int64_
 }
 
 // The same of a panel of the gate and its panel of the up half, which meet in the results.
-static void finish_gated(const BlockPlan& plan, int64_t m, int64_t count, int64_t panel, float* gate, float* up, int64_t y_stride) {
+static void finish_gated(const BlockPlan& plan, int64_t m, int64_t count, int64_t panel, float* gate, float* up) {
   const BlockLinearArgs& a = plan.args;
   const int64_t n = panel * kTileChannels, width = a.width();
   if (a.bias != nullptr)
     for (int64_t r = 0; r < count; ++r) {
-      store(gate + r * y_stride, add(load(gate + r * y_stride), load(a.bias + n)));
-      store(up + r * y_stride, add(load(up + r * y_stride), load(a.bias + width + n)));
+      store(gate + r * kTileChannels, add(load(gate + r * kTileChannels), load(a.bias + n)));
+      store(up + r * kTileChannels, add(load(up + r * kTileChannels), load(a.bias + width + n)));
     }
-  gate_block(a.gate, gate, up, y_stride, count, kTileChannels, a.out + m * width + n, width);
+  gate_block(a.gate, gate, up, kTileChannels, count, kTileChannels, a.out + m * width + n, width);
 }
 
-static void few_block_rows(const BlockPlan& plan, int workers, ThreadPool& pool) {
-  const BlockKindKernels& kernels = kBlockKernels[plan.weight.kind];
-  const int64_t count = plan.args.rows;
-  pool.for_stream(
-      {plan.weight.data, plan.panels(), plan.weight.panel_bytes()},
-      [&](int64_t panel, int) {
-        alignas(64) float y[2][BlockLanes::kFewRows * kTileChannels];
-        kernels.few(count, plan.rows, plan.stride, plan.weight, panel, y[0]);
-        if (!plan.gated()) return finish_panel(plan, 0, count, panel, y[0], kTileChannels);
-        kernels.few(count, plan.rows, plan.stride, plan.weight, plan.panels() + panel, y[1]);
-        finish_gated(plan, 0, count, panel, y[0], y[1], kTileChannels);
-      },
-      workers);
-}
-
-// Rows begin..end of pair `item` of panels: two that lie side by side, or one of the gate and its own of the up half.
-static void block_pair(const BlockPlan& plan, int64_t begin, int64_t end, int64_t item, int worker, ThreadPool& pool) {
+// Rows begin..end times a panel of results, in tiles; the last two share what is left evenly.
+static void block_panel(const BlockPlan& plan, int64_t begin, int64_t end, int64_t panel) {
   constexpr int64_t kRows = BlockLanes::kTileRows;
-  const BlockKindKernels& kernels = kBlockKernels[plan.weight.kind];
-  const int64_t first = plan.gated() ? item : 2 * item, second = plan.gated() ? plan.panels() + item : first + 1;
-  const int count = plan.gated() || second < plan.panels() ? 2 : 1;
-  const int64_t bytes = ceil_div(ready_bytes(plan.weight), 64) * 64;
-  auto* memory = static_cast<uint8_t*>(pool.scratch(worker, static_cast<size_t>(count * bytes)));
-  ReadyPanel panels[2];
-  panels[0] = kernels.ready(plan.weight, first, memory);
-  if (count == 2) panels[1] = kernels.ready(plan.weight, second, memory + bytes);
-  alignas(64) float y[kRows * 2 * kTileChannels];
-  constexpr int64_t kStride = 2 * kTileChannels;
+  const BlockPanels& weight = plan.weight;
+  alignas(64) float y[2][kRows * kTileChannels];
   for (int64_t m = begin; m < end;) {
-    const int64_t left = end - m, tile = left <= kRows ? left : left >= 2 * kRows ? kRows : ceil_div(left, 2);
-    kernels.many(tile, plan.rows + m * plan.stride, plan.stride, plan.layout, panels, count, y);
-    if (plan.gated()) finish_gated(plan, m, tile, first, y, y + kTileChannels, kStride);
-    else
-      for (int p = 0; p < count; ++p) finish_panel(plan, m, tile, first + p, y + p * kTileChannels, kStride);
-    m += tile;
+    const int64_t left = end - m, count = left <= kRows ? left : left >= 2 * kRows ? kRows : ceil_div(left, 2);
+    const auto product = [&](int64_t number, float* to) {
+      const uint8_t* head = weight.panel(number);
+      kBlockTiles[weight.kind](count, {plan.rows + m * plan.stride, plan.stride, plan.layout.groups, head, head + weight.head_bytes()}, to);
+    };
+    product(panel, y[0]);
+    if (plan.gated()) {
+      product(plan.panels() + panel, y[1]);
+      finish_gated(plan, m, count, panel, y[0], y[1]);
+    } else {
+      finish_panel(plan, m, count, panel, y[0]);
+    }
+    m += count;
   }
 }
 
-// Blocks of rows stay in a core's L2 while pairs of panels meet them.
-static void many_block_rows(const BlockPlan& plan, int workers, ThreadPool& pool) {
-  constexpr int64_t kLeastRows = 128, kBlockBytes = 512 << 10;
-  const int64_t rows = plan.args.rows, most = max_i64(kLeastRows, kBlockBytes / plan.stride);
-  const int64_t blocks = ceil_div(rows, most), block_rows = ceil_div(rows, blocks);
-  const int64_t pairs = plan.gated() ? plan.panels() : ceil_div(plan.panels(), 2);
+// Few rows: the panels pass by once, and memory sets the pace. More in blocks that stay in a core's L2.
+static void block_product(const BlockPlan& plan, int workers, ThreadPool& pool) {
+  constexpr int64_t kFewRows = 32, kLeastRows = 96, kBlockBytes = 512 << 10;
+  const int64_t rows = plan.args.rows, panels = plan.panels();
+  if (rows <= kFewRows)
+    return pool.for_stream({plan.weight.data, panels, plan.weight.panel_bytes()},
+                           [&](int64_t panel, int) { block_panel(plan, 0, rows, panel); }, workers);
+  const int64_t blocks = ceil_div(rows, max_i64(kLeastRows, kBlockBytes / plan.stride));
+  const int64_t tile = BlockLanes::kTileRows, block_rows = ceil_div(ceil_div(rows, blocks), tile) * tile;
   pool.for_blocks(
-      blocks * pairs, 1,
-      [&](int64_t item_begin, int64_t item_end, int worker) {
+      ceil_div(rows, block_rows) * panels, 1,
+      [&](int64_t item_begin, int64_t item_end, int) {
         for (int64_t item = item_begin; item < item_end; ++item) {
-          const int64_t begin = item / pairs * block_rows;
-          block_pair(plan, begin, min_i64(begin + block_rows, rows), item % pairs, worker, pool);
+          const int64_t begin = item / panels * block_rows;
+          block_panel(plan, begin, min_i64(begin + block_rows, rows), item % panels);
         }
       },
       workers);
@@ -444,15 +330,14 @@ static bool block_linear(const BlockLinearArgs& a, ThreadPool& pool) {
     const BlockPlan plan = {a, a.parts[i], layout, rows, stride, first};
     const int64_t products = a.rows * plan.weight.channels * a.columns;
     const int workers = static_cast<int>(min_i64(pool.threads(), 1 + products / kProductsPerWorker));
-    if (a.rows <= BlockLanes::kFewRows) few_block_rows(plan, workers, pool);
-    else many_block_rows(plan, workers, pool);
+    block_product(plan, workers, pool);
   }
   return true;
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------------
 
-// Row `row` of a panel that is ready, as ggml has it: scale times value, less the minimum, each rounded.
+// Row `row`, as ggml has it: scale times value, less the minimum, each rounded.
 template <int Kind>
 static void block_row(const BlockPanels& weight, int64_t row, float* out) {
   using B = Blocks<Kind>;
