@@ -65,10 +65,9 @@ class KeptBlocks:
         prefixes = {
             f"layers.{index}.{one.name}": layer.prefix for index, layer in enumerate(plain.layers) for one in layer.linears
         }
-        schemes = {name: self._scheme(prefixes.get(name, ""), one) for name, one in plain.linears().items()}
-        schemes["embedding"] = self._scheme("", _table_of(plain))
-        if plain.tied:
-            schemes["output"] = schemes.pop("embedding")
+        linears = plain.linears()
+        tables = {"output": _table_of(plain)} if plain.tied else {"embedding": _table_of(plain), "output": plain.output}
+        schemes = {name: self._scheme(prefixes.get(name, ""), one) for name, one in (linears | tables).items()}
         heads = with_turns(plain).head_turns.keys
         self.decoder = plain.with_schemes(schemes).with_turns({}, HeadTurns(heads))
 
@@ -219,8 +218,8 @@ def chosen_weights(source: Source, weights: LayerBits) -> LayerBits:
         return replace(weights, or_blocks=False)
     if base is not source:
         raise UsageError(
-            "an adapter changes single weights, which the blocks of a GGUF file cannot hold; add --weights int8, or merge it into "
-            "the float model",
+            "an adapter changes single weights, which the blocks of a GGUF file cannot hold; add --weights int8, or merge it "
+            "into the float model",
             param="lora",
         )
     return LayerBits(BLOCKS)
@@ -237,7 +236,7 @@ def refuse_beside_blocks(**asked: bool) -> None:
     option = next((name for name, is_asked in asked.items() if is_asked), None)
     if option is not None:
         raise UsageError(
-            f"--{option.replace('_', '-')} is for weights that are quantized here, and those of this file are kept as they are; "
+            f"--{option.replace('_', '-')} is for weights that are quantized here, and those of this file stay as they are; "
             "leave it out, or add --weights int8",
             param=option,
         )

@@ -84,7 +84,6 @@ class Job:
         self.turn = largest_turn(turn, outliers)
         plain = describe(self.config)
         self.taken = taken_from(source, plain)
-        self.kept = KeptBlocks(source, plain) if weights.kind == BLOCKS and isinstance(source, BlockSource) else None
         self.asked = {**outliers.asked(plain), **weights.asked(plain)}
         if self.taken is not None:
             refuse_beside(keep_float, outliers, weights.kind)
@@ -92,9 +91,10 @@ class Job:
         self.decoder = with_turns(plain.with_schemes(self.asked), self.turn).with_schemes(dict.fromkeys(self.asked, INT8))
         if self.taken is not None:
             self.decoder = self.taken.turned(plain, self.decoder)
+        self.unused = check_tensors(source, self.decoder)
+        self.kept = KeptBlocks(source, plain) if weights.kind == BLOCKS and isinstance(source, BlockSource) else None
         if self.kept is not None:
             self.fold, self.turn, self.decoder = False, 0, self.kept.decoder
-        self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
@@ -102,7 +102,8 @@ class Job:
         bits = partial(bits_in_words, source, self.decoder.parameters, weights.kind, weights.bits, fitted=weights.fitted)
         for line in bits() if self.kept is None else self.kept.told():
             notice(line)
-        self.digest = source.digest(digest_in_floats(progress, self.decoder.parameters))
+        in_floats = digest_in_floats(progress, self.decoder.parameters)
+        self.digest = source.digest(in_floats if self.kept is None else lambda _, done, total: progress("read", done, total))
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
             notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")

@@ -256,8 +256,8 @@ def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
     assert runtime.threads is not None
     if has_card(runtime.device) and any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
         raise DeviceError(
-            f"the device `{shown(runtime.device)}` multiplies INT8, and this model is kept in the blocks of a GGUF file; import the "
-            "file with --weights int8 for it, or use --device host"
+            f"the device `{shown(runtime.device)}` multiplies INT8, and this model is kept in the blocks of a GGUF file; "
+            "import the file with --weights int8 for it, or use --device host"
         )
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, None, "card_memory")
     options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)

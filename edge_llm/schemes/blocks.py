@@ -116,7 +116,7 @@ class BlocksWeight:
     def add_rows(self, program: Program, factor: float, *, out: np.ndarray) -> None:
         """Add the look-up of the rows that tokens number, times ``factor``, of a table."""
         (panels,), (kind,) = self.integers.values(), self.kinds
-        program.block_embedding(panels, kind, self.columns, out=out, factor=factor)
+        program.block_embedding(panels, kind, self.rows, self.columns, out=out, factor=factor)
 
     def prepare(self, first: BlocksWeight) -> None:
         _ = self.native
