@@ -99,9 +99,11 @@ class Program:
         else:
             self._native.block_linear(x, weight, bias, add, gain, eps, kind, limit, out)
 
-    def block_embedding(self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32) -> None:
-        """`kernels.blocks.rows_of` of the tokens of `run`, of ``channels`` rows."""
-        self._native.block_embedding(panels, kind.number, channels, columns, out)
+    def block_embedding(
+        self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32, factor: float = 1.0
+    ) -> None:
+        """`kernels.blocks.rows_of` of the tokens of `run`, of ``channels`` rows, times `factor`."""
+        self._native.block_embedding(panels, kind.number, channels, columns, factor, out)
 
     def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32, add: F32 | None = None) -> None:
         """`kernels.pointwise.rms_norm`."""

@@ -125,7 +125,7 @@ def test_a_program_gives_the_same(isa: str, pools: list[kernels.ThreadPool]) -> 
 
     def run(program: Any, one: Any, two: Any, pool: Any) -> np.ndarray:
         x, y, z = np.zeros((8, k), np.float32), np.zeros((8, 48), np.float32), np.zeros((8, 48), np.float32)
-        program.block_embedding(table, KINDS["q6_k"], vocabulary, k, out=x)
+        program.block_embedding(table, KINDS["q6_k"], vocabulary, k, out=x, factor=1.7)
         program.block_linear(x, one, gain=gain, eps=EPS, gate=SILU, out=y)
         if pool is not None:
             program.block_linear(x, two, gate=SILU, out=z)

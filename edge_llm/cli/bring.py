@@ -170,7 +170,7 @@ def _import(place: Place, *, overwrite: bool) -> str:
             folder = import_model(
                 str(place),
                 revision=place.revision,
-                weights=LayerBits(fit=True),
+                weights=LayerBits(fit=True, or_blocks=True),
                 overwrite=overwrite,
                 progress=draw,
                 notice=note,

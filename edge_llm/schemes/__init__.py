@@ -11,14 +11,15 @@ import numpy as np
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
+from edge_llm.schemes.blocks import KINDS, Blocks, is_in_blocks, parts_in_blocks
 from edge_llm.schemes.parts import Parts, parts_of, takes_codes
 
 __all__ = [
-    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "linear_tensors",
-    "scheme_of", "schemes",
+    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "is_in_blocks",
+    "linear_tensors", "scheme_of", "schemes",
 ]  # fmt: skip
 
-_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16}
+_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16, **{name: Blocks(name) for name in KINDS}}
 
 
 def schemes() -> tuple[str, ...]:
@@ -28,6 +29,9 @@ def schemes() -> tuple[str, ...]:
 
 def scheme_of(linear: Linear) -> Scheme:
     """The scheme of a linear.  Raises ValueError for an unknown one, and for one that does not suit it."""
+    if is_in_blocks(linear.scheme):
+        parts_in_blocks(linear)
+        return Blocks(linear.scheme)
     if linear.scheme in _SCHEMES and takes_codes(linear):
         return _SCHEMES[linear.scheme]
     return Parts(linear.scheme, parts_of(linear), _SCHEMES)

@@ -121,8 +121,8 @@ bool BlockCall::run(int64_t count, ThreadPool& pool) const {
   return kernels().blocks.linear(these, pool);
 }
 
-BlockRowsCall::BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns)
-    : weight(read_blocks(panels, kind, channels, columns)) {}
+BlockRowsCall::BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, float factor)
+    : weight(read_blocks(panels, kind, channels, columns)), factor(factor) {}
 
 nb::object BlockRowsCall::write_to(nb::handle out_arg, int64_t rows) {
   nb::object array = output<float, 2>(out_arg, "out", {rows, weight.columns});
@@ -132,6 +132,8 @@ nb::object BlockRowsCall::write_to(nb::handle out_arg, int64_t rows) {
 
 void BlockRowsCall::run(int64_t count, const int64_t* tokens, ThreadPool& pool) const {
   run_rows(weight, count, tokens, out, pool);
+  if (factor != 1)
+    for (int64_t i = 0; i < count * weight.columns; ++i) out[i] *= factor;
 }
 
 void bind_blocks(nb::module_& module) {

@@ -78,8 +78,8 @@ class Program {
     add_linear(call, {x, linear_arg, bias, add, gain}, out);
   }
 
-  void block_embedding(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, nb::handle out) {
-    BlockRowsCall call(panels, kind, channels, columns);
+  void block_embedding(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, double factor, nb::handle out) {
+    BlockRowsCall call(panels, kind, channels, columns, static_cast<float>(factor));
     const int64_t rows = read<float, 2>(out, "out").shape[0];
     const nb::object written = call.write_to(out, rows);
     keep({panels, written}, rows);
@@ -325,7 +325,7 @@ void bind_program(nb::module_& module) {
       .def("linear", &Program::linear, any, any, any, flag, any, number, number, number, any)
       .def("half_linear", &Program::half_linear, any, any, any, any, any, number, number, number, any)
       .def("block_linear", &Program::block_linear, any, nb::arg(), any, any, any, number, number, number, any)
-      .def("block_embedding", &Program::block_embedding, any, number, number, number, any)
+      .def("block_embedding", &Program::block_embedding, any, number, number, number, number, any)
       .def("embedding", &Program::embedding, any, number, any, any, any, any, number)
       .def("rms_norm", &Program::rms_norm, any, any, number, any, any)
       .def("layer_norm", &Program::layer_norm, any, any, any, number, any, any)

@@ -80,13 +80,14 @@ struct BlockCall {
   int64_t rows;  // of the arrays
 };
 
-// Look-ups of embeddings in blocks.
+// Look-ups of embeddings in blocks, times a factor.
 struct BlockRowsCall {
-  BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns);
+  BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, float factor);
   nb::object write_to(nb::handle out, int64_t rows);
   void run(int64_t count, const int64_t* tokens, ThreadPool& pool) const;
 
   BlockPanels weight;
+  float factor;
   float* out = nullptr;
 };
 

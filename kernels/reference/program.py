@@ -84,9 +84,11 @@ class Program:
 
         self._calls.append(call)
 
-    def block_embedding(self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32) -> None:
+    def block_embedding(
+        self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32, factor: float = 1.0
+    ) -> None:
         def call(rows: ProgramRows) -> None:
-            out[: len(rows.tokens)] = rows_of(panels, kind, columns, rows.tokens)
+            out[: len(rows.tokens)] = rows_of(panels, kind, columns, rows.tokens) * np.float32(factor)
 
         self._calls.append(call)
 
