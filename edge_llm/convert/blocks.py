@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from edge_llm.convert.turns import with_turns
 from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
+from edge_llm.formats.gguf import is_gguf, open_gguf
 from edge_llm.formats.gguf_blocks import decode
 from edge_llm.formats.layout import TensorRange, layer_tensors, tensor_layout
 from edge_llm.models.layer import Decoder
@@ -229,6 +231,14 @@ def _has_kept(base: BlockSource, source: Source) -> bool:
     """Whether ``base``, the file of ``source``, has matrices whose blocks can be kept, and an embedding that can be beside."""
     kinds = {base.block_type(name).name.lower() for name in source.names()}
     return source.config.hidden_size % GROUP == 0 and not kinds.isdisjoint(KINDS)
+
+
+def keeps_blocks(file: Path) -> bool:
+    """Whether ``file`` is a GGUF file with matrices that stay as they are.  Raises `InvalidModel` for a damaged one."""
+    if not is_gguf(file):
+        return False
+    with open_gguf(file) as model:
+        return any(info.kind.name.lower() in KINDS for info in model.tensors)
 
 
 def refuse_beside_blocks(**asked: bool) -> None:
