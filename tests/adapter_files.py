@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_files import Of, floats, gguf_bytes, gguf_name, in_pairs
+from gguf_files import Of, Tensor, floats, gguf_bytes, gguf_name, in_pairs
 from model_files import safetensors_bytes, write_json
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -68,7 +68,11 @@ def merged(
 
 
 def adapter_gguf(
-    raw: Mapping[str, Any], matrices: Mapping[str, np.ndarray], alpha: Any = 6.0, more: Mapping[str, Any] | None = None
+    raw: Mapping[str, Any],
+    matrices: Mapping[str, np.ndarray],
+    alpha: Any = 6.0,
+    more: Mapping[str, Any] | None = None,
+    more_tensors: Sequence[Tensor] = (),
 ) -> bytes:
     """The GGUF file of PEFT's ``matrices``, as llama.cpp's converter makes it."""
     arch = "llama" if raw["model_type"] == "mistral" else raw["model_type"]
@@ -81,8 +85,8 @@ def adapter_gguf(
     found = []
     for name, values in matrices.items():
         module, _, part = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
-        heads = {"q_proj": raw["num_attention_heads"], "k_proj": raw["num_key_value_heads"]}.get(module.rpartition(".")[2])
-        if heads and part == "lora_B" and arch == "llama":
-            values = in_pairs(values, heads)
+        counted = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(module.rpartition(".")[2])
+        if counted and part == "lora_B" and arch == "llama":
+            values = in_pairs(values, raw[counted])
         found.append(floats(f"{gguf_name(f'{module}.weight')}.{part.lower()}", np.ascontiguousarray(values)))
-    return gguf_bytes({key: value for key, value in said.items() if value is not None}, found)
+    return gguf_bytes({key: value for key, value in said.items() if value is not None}, [*found, *more_tensors])

@@ -8,6 +8,7 @@ import sys
 
 import click
 import pytest
+from families import family_folder
 
 from edge_llm.cli.bench.speed import MOVED, bench_command
 from edge_llm.cli.bench.words import COMMANDS, WORDS
@@ -50,6 +51,21 @@ def test_help_loads_no_engine(arguments):
     script = f"import sys; from edge_llm.cli.main import run; run({arguments}); print(*sys.modules, sep='\\n')"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not set(loaded) & {"edge_llm.engine.engine", "edge_llm.engine.load", "tokenizers", "jinja2", "rich", "torch"}
+
+
+@pytest.mark.parametrize("family", ["gemma2", "phi3, long"])
+def test_a_family_that_no_peer_runs_is_measured_alone(bench, family, tmp_path):
+    """Its weights, and random ones at its shape; a peer is refused in a line."""
+    folder, _ = family_folder(tmp_path / "source", family)
+    import_model(folder, "tiny")
+    (tmp_path / "text").write_text("hello world, the word in her hell. " * 20)
+    sizes = ["-p", "8", "-n", "2", "-r", "1", "-t", "1", "--json"]
+    for model in (["tiny", "--breakdown", "--quality-text", tmp_path / "text"], ["--synthetic", folder / "config.json"]):
+        code, out, err = bench(*model, *sizes)
+        assert code == 0, err
+        assert [row["test"] for row in json.loads(out)] == ["pp8", "tg2"]
+    code, out, err = bench("tiny", "--peer", "llama.cpp", *sizes)
+    assert (code, out) == (2, "") and err.count("\n") <= 2 and "no other engine's file is made here" in err
 
 
 # -- the old spellings ------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_files import LINEARS, PREFIX, adapter_gguf, merged, pairs, settings, write_adapter
-from gguf_files import model_gguf
+from families import family_folder, logits_of
+from gguf_files import floats, model_gguf
 from model_files import random_tensors, safetensors_bytes, tiny_config, write_json, write_model
 
 from edge_llm.cli.main import run
@@ -21,8 +22,10 @@ from edge_llm.engine.library import imported_from, installed_models
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.models.reference import FloatModel
 from edge_llm.paths import bundle_path
 from edge_llm.sources import open_source
+from edge_llm.sources.gguf_config import ARCHITECTURES
 from edge_llm.sources.lora_places import Wish, wish
 from edge_llm.sources.lora_settings import peft_settings
 from edge_llm.sources.place import place_of
@@ -138,7 +141,7 @@ def test_a_gguf_adapter_is_the_peft_adapter(family: str, alpha: float, tmp_path:
 
 def test_a_gguf_adapter_of_the_tables(base: Path, tensors: Any, tmp_path: Path) -> None:
     """llama.cpp has the embedding's two matrices the other way round."""
-    from gguf_files import Of, floats, gguf_bytes
+    from gguf_files import Of, gguf_bytes
 
     rng = np.random.default_rng(0)
     table = tensors["lm_head.weight"]
@@ -164,6 +167,52 @@ def test_a_gguf_adapter_of_the_tables(base: Path, tensors: Any, tmp_path: Path) 
     )
     np.testing.assert_allclose(ours["lm_head.weight"], table + 2 * low["d"] @ low["c"], atol=1e-5)
     np.testing.assert_allclose(ours["model.norm.weight"], tensors["model.norm.weight"] * 3)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "granite", "cohere2", "ernie4_5", "smollm3"])
+def test_an_output_matrix_of_its_own_parts_from_the_embedding_in_every_family(family: str, tmp_path: Path) -> None:
+    """Where config.json leaves the tie to the family, too, and where factors of the embedding were its own."""
+    torch = pytest.importorskip("torch")
+    folder, model = family_folder(tmp_path / "m", family)
+    head = read_all(folder)["model.embed_tokens.weight"][::-1].copy()
+    adapter = write_adapter(tmp_path / "a", {f"{PREFIX}lm_head.weight": head}, target_modules=[], modules_to_save=["lm_head"])
+    model.lm_head.weight = torch.nn.Parameter(torch.tensor(head))
+    theirs = logits_of(model, list(range(3, 60)))
+    with open_source(folder, lora=[Wish(str(adapter))]) as opened:
+        ours = FloatModel(opened, opened.config).forward(list(range(3, 60)))
+    assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
+
+
+def test_modules_that_the_model_has_not_are_not_missed(base: Path, tensors: Any, tmp_path: Path) -> None:
+    """As peft does, which saves nothing of them."""
+    matrices = pairs(tensors)
+    adapter = write_adapter(tmp_path / "a", matrices, modules_to_save=["score", "wte"])
+    close(read_all(base, adapter), merged(tensors, matrices))
+
+
+def test_a_gguf_adapter_of_gemma_is_called_as_the_model_is(tmp_path: Path) -> None:
+    """The family is `gemma3_text` in config.json, four norms have names of their own, and all are stored as 1 + w."""
+    folder, _ = family_folder(tmp_path / "m", "gemma3")
+    own = read_all(folder)
+    matrices = pairs(own)
+    norms = {name: values * 3 for name, values in own.items() if "layers.1." in name and "layernorm" in name}
+    called = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    }  # fmt: skip
+    whole = [floats(f"blk.1.{called[name.split('.')[-2]]}.weight", values + 1) for name, values in norms.items()]
+    (tmp_path / "a.gguf").write_bytes(adapter_gguf({"model_type": "gemma3"}, matrices, more_tensors=whole))
+    close(read_all(folder, tmp_path / "a.gguf"), merged(own, matrices) | norms, atol=1e-6)
+
+
+def test_a_gguf_adapter_is_merged_only_where_its_rows_are_known(tmp_path: Path) -> None:
+    """The rows of Granite's queries and keys are in pairs in GGUF; a family that nobody has read there may be so too."""
+    folder, _ = family_folder(tmp_path / "m", "granite")
+    matrices = pairs(read_all(folder))
+    for family in sorted({"granite"} - set(ARCHITECTURES)) + ["nonsense"]:
+        (tmp_path / "a.gguf").write_bytes(adapter_gguf({"model_type": family}, matrices))
+        error = refused(folder, tmp_path / "a.gguf")
+        assert type(error) is UnsupportedModel and f"for the architecture `{family}`; of GGUF adapters" in str(error)
 
 
 # ---- what makes no sense: one line that names the adapter and the way out

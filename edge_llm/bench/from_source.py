@@ -91,9 +91,10 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
         assert place is not None
         lora = wishes_of(bundle.manifest["source"])
         opened = stack.enter_context(open_source(place, lora=lora))
-        config = llama_shape(bundle.config)
-        source = SourceWeights(opened.place, opened.digest(progress), config, lora)
-        source_ggufs(source, [variant for variant, _ in order.peers], progress)
+        config, source = bundle.config, None
+        if order.peers:
+            source = SourceWeights(opened.place, opened.digest(progress), llama_shape(config), lora)
+            source_ggufs(source, [variant for variant, _ in order.peers], progress)
         if order.quality is None:
             return Prepared(source)
         tokenizer = Tokenizer.from_folder(bundle.folder, config.vocab_size)
@@ -101,8 +102,8 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
         longest = max(map(len, windows))
         runner, runtime = load_runner(bundle, replace(order.runtime, context=None), longest)
         readers: dict[str, Reader] = {OURS: OwnReader(runner)}
-        settings = PeerSettings(config, longest, runtime.threads or 1, longest, longest, source)
         for variant, flash_attention in order.peers:
+            settings = PeerSettings(llama_shape(config), longest, runtime.threads or 1, longest, longest, source)
             worker = start(PeerSpec(LLAMA_CPP, variant, flash_attention), settings)
             readers[variant] = stack.enter_context(PeerReader(worker, config.vocab_size))
             worker.receive()

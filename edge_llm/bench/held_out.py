@@ -20,6 +20,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.operations.arithmetic import soft_cap
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.runner.base import Runner
@@ -94,7 +95,7 @@ def compare_readers(
     for number, (ids, rows) in enumerate(zip(windows, states, strict=True)):
         for start, stop in _blocks(len(ids) - 1, len(output)):
             targets = np.asarray(ids[start + 1 : stop + 1])
-            wanted = log_softmax(rows[start:stop] @ output.T)
+            wanted = log_softmax(soft_cap(rows[start:stop] @ output.T, decoder.cap))
             for name, reader in readers.items():
                 tallies[name].add(targets, log_softmax(reader.logits(ids[start:stop], start)), wanted)
         progress("held-out text", number + 1, len(windows))

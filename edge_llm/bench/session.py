@@ -6,6 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -62,7 +63,7 @@ class BenchSettings:
         return max(test.tokens for test in self.tests)
 
     def of_peers(self, context: int, threads: int) -> PeerSettings:
-        """What peers are given."""
+        """What peers are given.  Raises `UsageError` for a model that no other engine is given."""
         return PeerSettings(
             llama_shape(self.bundle.config), context, threads, self.peer_batch, self.peer_ubatch, self.prepared.source
         )
@@ -72,10 +73,12 @@ def run(settings: BenchSettings, warn: Tell, announce: Tell) -> Iterator[Row]:
     """Measure; every row is complete when it comes.  ``warn`` hears what makes numbers doubtful."""
     surroundings = environment()
     _say(warn, load_warning(surroundings["load_average_start"]))
-    peer_settings = settings.of_peers(settings.context + 1, settings.threads[0])
-    if settings.peers:
-        announce(f"starting {', '.join(spec.name for spec in settings.peers)}")
-    with running(settings.peers, peer_settings) as peers:
+    with ExitStack() as stack:
+        peers: list[Peer] = []
+        if settings.peers:
+            announce(f"starting {', '.join(spec.name for spec in settings.peers)}")
+            peer_settings = settings.of_peers(settings.context + 1, settings.threads[0])
+            peers = stack.enter_context(running(settings.peers, peer_settings))
         for threads in settings.threads:
             for peer in peers:
                 peer.use_threads(threads)
@@ -164,11 +167,10 @@ def _first_tokens(settings: BenchSettings, threads: int, announce: Tell) -> dict
     if not settings.first_token:
         return {}
     announce(f"first token, {threads} threads")
-    peer_settings = settings.of_peers(CONTEXT, threads)
     specs = [spec for spec in settings.peers if spec.engine.loads_a_file and not spec.at_depth_only]
     folder = settings.bundle.folder
     starters = [lambda: own_worker(folder, threads), lambda: cold_worker(folder, threads)]
-    starters += [lambda spec=spec: start(spec, peer_settings) for spec in specs]  # type: ignore[misc]
+    starters += [lambda spec=spec: start(spec, settings.of_peers(CONTEXT, threads)) for spec in specs]  # type: ignore[misc]
     own, cold, *others = measure_first_token(starters, settings.repetitions)
     measured = [replace(own, cold=cold.token), *others]
     return dict(zip(["", *(spec.name for spec in specs)], measured, strict=True))

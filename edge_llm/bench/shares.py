@@ -21,6 +21,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.arithmetic import soft_cap
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.scores import FloatKV
@@ -101,8 +102,10 @@ class PartlyInt8:
         """Logits float32 [T, vocab] of ``tokens`` that follow what ``cache`` holds."""
         states = self.states(tokens, cache)
         if self._place == "output":
-            return self._weights.head.linears["output"].apply(states, self._pool)
-        return np.asarray(states @ self._float.output.T)
+            logits = self._weights.head.linears["output"].apply(states, self._pool)
+        else:
+            logits = np.asarray(states @ self._float.output.T)
+        return soft_cap(logits, self.decoder.cap)
 
     def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         """Normed last hidden states float32 [T, hidden] of the same."""

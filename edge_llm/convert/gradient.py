@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_llm.models.rope import RopeTables
+from edge_llm.operations.arithmetic import soft_cap, soft_cap_slope
 from edge_llm.operations.base import HIDDEN, NUMPY, Arithmetic, FloatRun, LayerWeights
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import row_blocks, through_weight
@@ -55,13 +56,19 @@ def _add(felt: dict[str, np.ndarray], name: str, gradient: np.ndarray) -> None:
 
 
 def drawn_gradient(
-    states: np.ndarray, output: np.ndarray, random: np.random.Generator, arithmetic: Arithmetic = NUMPY
+    states: np.ndarray,
+    output: np.ndarray,
+    random: np.random.Generator,
+    arithmetic: Arithmetic = NUMPY,
+    cap: float = 0.0,
 ) -> np.ndarray:
     """The gradient at ``states`` [T, hidden] of the log-probability of tokens that are drawn from what they predict.
 
-    ``output`` [V, hidden] gives the logits; one token is drawn behind every state.
+    ``output`` [V, hidden] gives the logits, within ``cap``; one token is drawn behind every state.
     """
     logits = np.concatenate([arithmetic.product(states, output[rows]) for rows in row_blocks(len(output))], axis=1)
+    logits = soft_cap(logits, cap, arithmetic)
+    slopes = soft_cap_slope(logits, cap) if cap else None
     logits -= logits.max(axis=1, keepdims=True)
     likely = arithmetic.exp(logits)
     del logits  # as large as all that follows
@@ -72,7 +79,7 @@ def drawn_gradient(
     ]
     likely *= -1
     likely[np.arange(len(drawn)), drawn] += 1
-    return through_weight(output, arithmetic, likely)
+    return through_weight(output, arithmetic, likely if slopes is None else likely * slopes)
 
 
 def draws() -> np.random.Generator:

@@ -21,7 +21,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
-from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.arithmetic import SAME_BITS, soft_cap
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import FloatLinear
 from edge_llm.operations.scores import FloatKV
@@ -153,7 +153,8 @@ class _Model:
             for index, (layer, weights) in enumerate(zip(self._decoder.layers, self._layers, strict=True)):
                 mix = self._mix([text.cache.layers[index] for text in texts], positions)
                 x = layer_forward(x, layer, weights, self._tables, apply=self._product, mix=mix, arithmetic=SAME_BITS)
-            return product(self._decoder.norm.applied(x, self._gain), self._output, self._pool)
+            logits = product(self._decoder.norm.applied(x, self._gain), self._output, self._pool)
+            return soft_cap(logits, self._decoder.cap, SAME_BITS)
 
     def _product(self, _: Any, weights: FloatLinear, x: np.ndarray) -> np.ndarray:
         y = product(x, weights.weight, self._pool)

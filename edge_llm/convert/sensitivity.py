@@ -81,7 +81,7 @@ def _at_the_end(source: WeightSource, decoder: Decoder, states: list[np.ndarray]
     gain, norm = read_final_norm(source, decoder), decoder.norm
     output, random = read_output(source, decoder), draws()
     normed = pool.map(lambda x: norm.applied(x, gain), states)
-    found = [drawn_gradient(x, output, random, SAME_BITS) for x in normed]
+    found = [drawn_gradient(x, output, random, SAME_BITS, decoder.cap) for x in normed]
     return [norm.through(x, gain, one) for x, one in zip(states, found, strict=True)]
 
 

@@ -30,7 +30,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding
-from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.arithmetic import SAME_BITS, soft_cap
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import HIDDEN, FloatLinear, LayerWeights
 from edge_llm.operations.linear import Linear
@@ -182,7 +182,8 @@ class Trial:
                 with numeric_errors():
                     run_head(head, between | given, self._part(rows), None)
                 theirs = product(normed[start:stop], output, self._pool)
-                tally.add(ids[start + 1 : stop + 1], log_softmax(ours), log_softmax(theirs))
+                found, exact = (log_softmax(soft_cap(logits, decoder.cap, SAME_BITS)) for logits in (ours, theirs))
+                tally.add(ids[start + 1 : stop + 1], found, exact)
             first += len(ids)
         quality = tally.quality()
         if not math.isfinite(quality.mean_kl):

@@ -44,7 +44,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     norms = {
         f"{which}_norm": gain(f"{which}_norm", f"self_attn.{which}_norm", shape.head_dim, plus=1.0) for which in ("q", "k")
     }
-    activation = read_activation(raw, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
+    activation = read_activation(raw, "hidden_activation", default="gelu_pytorch_tanh")
 
     def layer(kind: str) -> tuple[Operation, ...]:
         scores = Scores(scale, window if kind == SLIDING else 0, cap_of(fields, "attn_logit_softcapping", 0.0))

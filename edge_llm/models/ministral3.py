@@ -37,7 +37,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     window = fields.integer("sliding_window", 1, MAX_CONTEXT) if raw.get("sliding_window") is not None else 0
     attended = (
         qkv(shape),
-        attention(shape, read_rope(raw, shape, theta=1e6), scores=Scores(window=window), growth=_growth(raw)),
+        attention(shape, read_rope(raw, shape), scores=Scores(window=window), growth=_growth(raw)),
         output(shape),
     )
     layer = pre_norm_layer(shape, attended, mlp(shape, activation=read_activation(raw, "hidden_act", default="silu")))

@@ -26,6 +26,7 @@ from edge_llm.models.weights import (
     read_layer,
     read_output,
 )
+from edge_llm.operations.arithmetic import soft_cap
 from edge_llm.operations.base import HIDDEN, AllTables, FloatRun, KVRounding, LayerWeights, Observe, unrounded
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.scores import FloatKV
@@ -101,8 +102,7 @@ class FloatModel:
         """
         states = self.states(tokens, cache if cache is not None else self.open_cache())
         logits: np.ndarray = (states[-1:] if last_only else states) @ self.output.T
-        cap = np.float32(self.decoder.cap)
-        return cap * np.tanh(logits / cap) if cap else logits
+        return soft_cap(logits, self.decoder.cap)
 
     def states(self, tokens: Sequence[int] | np.ndarray, cache: FloatCache) -> np.ndarray:
         """Normed last hidden states float32 [T, hidden] of ``tokens`` that follow what ``cache`` holds; see `forward`."""

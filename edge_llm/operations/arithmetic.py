@@ -85,6 +85,16 @@ def tanh(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
         return np.asarray(np.float32(1) - np.float32(2) / (arithmetic.exp(np.float32(2) * x) + np.float32(1)))
 
 
+def soft_cap(x: np.ndarray, limit: float, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
+    """limit tanh(x / limit); x itself where the limit is 0."""
+    return np.float32(limit) * tanh(x / np.float32(limit), arithmetic) if limit else x
+
+
+def soft_cap_slope(capped: np.ndarray, limit: float) -> np.ndarray:
+    """The derivative of `soft_cap` where that gives ``capped``; the limit is above 0."""
+    return np.asarray(np.float32(1) - np.square(capped / np.float32(limit)))
+
+
 _ROOT, _CUBE = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
 
 

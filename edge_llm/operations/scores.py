@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.operations.arithmetic import tanh
+from edge_llm.operations.arithmetic import soft_cap
 from edge_llm.operations.base import NUMPY, Arithmetic
 
 _QUERY_BLOCK = 256
@@ -107,7 +107,7 @@ def softmax(
 ) -> np.ndarray:
     """The weights of products of queries and keys [Hkv, G, T, S], scaled, where query t is at position past + t."""
     tokens, seen = products.shape[-2:]
-    capped = products if not scores.cap else np.float32(scores.cap) * tanh(products / np.float32(scores.cap), arithmetic)
+    capped = soft_cap(products, scores.cap, arithmetic)
     ahead = np.arange(seen) - np.arange(past, past + tokens)[:, None]
     hidden = ahead > 0 if not scores.window else (ahead > 0) | (ahead <= -scores.window)
     capped = np.where(hidden, np.float32(-np.inf), capped)

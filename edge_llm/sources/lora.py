@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.safetensors import MAX_WEIGHT
+from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import PackedSource, QuantizedSource, Source
 from edge_llm.sources.hugging_face import digest_files, stamp
+from edge_llm.sources.quantization import plain_settings
 from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
@@ -110,7 +112,7 @@ class AdaptedSource:
         self.adapters = tuple(adapters)
         self._source = source
         self._untied = source.config.tied_embeddings and any(_unties(one) for one, _ in adapters)
-        self.config: ModelConfig = replace(source.config, tied_embeddings=False) if self._untied else source.config
+        self.config: ModelConfig = load_config(plain_settings(self._settings())) if self._untied else source.config
         self._stamps = [stamp(file) for file in self._files]
 
     @property
@@ -164,9 +166,12 @@ class AdaptedSource:
                 files.pop(TOOL_USE, None)
             files |= adapter.template_files
         if self._untied:
-            untied = json.loads(files["config.json"]) | {"tie_word_embeddings": False}
-            files["config.json"] = json.dumps(untied, indent=2, ensure_ascii=False).encode()
+            files["config.json"] = json.dumps(self._settings(), indent=2, ensure_ascii=False).encode()
         return files
+
+    def _settings(self) -> dict[str, Any]:
+        """The source's config.json, with an output matrix beside the embedding."""
+        return {**json.loads(self._source.side_files()["config.json"]), "tie_word_embeddings": False}
 
     def digest(self, progress: StageProgress = ignore) -> str:
         parts = [self._source.digest(progress)]

@@ -3,7 +3,7 @@
     <tensor of the model>.lora_a [rank, columns], .lora_b [rows, rank]       scale: adapter.lora.alpha / rank, 1 where that is 0
     token_embd.weight.lora_a [tokens, rank], .lora_b [columns, rank]
 
-Rows of queries and keys of Llama are turned as the model's are.
+Tensors are called, and rows of queries and keys turned, as in a GGUF file of the model itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel, open_gguf
-from edge_llm.formats.gguf_names import LAYER, WHOLE
+from edge_llm.formats.gguf_names import NORMS_PLUS_ONE, TURNED_IN_PAIRS, WHOLE, layer_names
 from edge_llm.sources.base import Source
+from edge_llm.sources.gguf_config import ARCHITECTURES, architectures
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 
-_ARCHITECTURES = {"mistral": "llama"}
-"""Families that GGUF calls otherwise."""
-_TURNED = ("llama",)
-"""Architectures whose rows of queries and keys are reordered."""
+_ARCHITECTURES = {family: architecture for architecture, (family, _) in ARCHITECTURES.items()} | {"mistral": "llama"}
+"""What GGUF calls a family."""
 _MAX_ALPHA = 1e6
 
 
@@ -62,6 +61,11 @@ class _Fitting:
             raise UnsupportedModel(f"{self._where} begins to work at certain tokens only (aLoRA), which cannot be merged")
         family = self._model.config.family
         found, wanted = self._file.text("general.architecture"), _ARCHITECTURES.get(family, family)
+        if found not in ARCHITECTURES:
+            raise UnsupportedModel(
+                f"{self._where} is for the architecture `{shown(found)}`; of GGUF adapters only those for "
+                f"{', '.join(architectures())} are merged here: give the folder that PEFT saved"
+            )
         if found != wanted:
             raise InvalidModel(
                 f"{self._where} is for the architecture `{shown(found)}`, `{shown(self._model.path)}` is `{wanted}`; give the "
@@ -76,12 +80,12 @@ class _Fitting:
         changes: dict[str, Change] = {}
         for info in self._file.tensors:
             own = info.name.removesuffix(".lora_a").removesuffix(".lora_b")
-            name = _source_name(own)
+            name = self._source_name(own)
             if name not in present:
                 raise refuse_unknown(own, self._where, "", self._model)
             if own == info.name:
                 self._check_shape(own, self._shape(name))
-                changes[name] = Change(partial(self._file.read, own))
+                changes[name] = Change(partial(self._rows, own, name))
             else:
                 changes[name] = Change(None, self._low_rank(own, name))
         if not changes:
@@ -103,15 +107,26 @@ class _Fitting:
         scale = self._alpha / rank if self._alpha else 1.0
         if is_embedding:
             return LowRank(partial(self._file.read, a), lambda: self._file.read(b).T, scale)
-        return LowRank(partial(self._up, b, name), partial(self._file.read, a), scale)
+        return LowRank(partial(self._rows, b, name), partial(self._file.read, a), scale)
 
-    def _up(self, tensor: str, name: str) -> np.ndarray:
+    def _rows(self, tensor: str, name: str) -> np.ndarray:
+        """Values with the rows of the model's tensor ``name``, as Hugging Face's files have them."""
         values = self._file.read(tensor)
-        heads = _heads(self._model.config, name) if self._architecture in _TURNED else 0
+        if self._architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+            return values - np.float32(1)
+        heads = _heads(self._model.config, name) if self._architecture in TURNED_IN_PAIRS else 0
         if not heads:
             return values
         pairs = values.reshape(heads, len(values) // heads // 2, 2, -1)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+    def _source_name(self, name: str) -> str:
+        """The name in Hugging Face's files; one that nobody knows stays."""
+        stem, _, suffix = name.rpartition(".")
+        words, parts = stem.split("."), layer_names(self._architecture)
+        if len(words) == 3 and words[0] == "blk" and words[1].isdecimal() and words[2] in parts:
+            return f"model.layers.{words[1]}.{parts[words[2]]}.{suffix}"
+        return f"{WHOLE[stem]}.{suffix}" if stem in WHOLE else name
 
     def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
         if (found := self._file.tensor(name).shape) != wanted or 0 in found:
@@ -126,12 +141,3 @@ def _heads(config: ModelConfig, name: str) -> int:
     """Heads of the queries or keys that ``name`` gives; 0 for any other tensor."""
     counts = {"q_proj": "num_heads", "k_proj": "num_kv_heads"}
     return getattr(config, counts.get(name.split(".")[-2], ""), 0)
-
-
-def _source_name(name: str) -> str:
-    """The name in Hugging Face's files; one that nobody knows stays."""
-    stem, _, suffix = name.rpartition(".")
-    words = stem.split(".")
-    if len(words) == 3 and words[0] == "blk" and words[1].isdecimal() and words[2] in LAYER:
-        return f"model.layers.{words[1]}.{LAYER[words[2]]}.{suffix}"
-    return f"{WHOLE[stem]}.{suffix}" if stem in WHOLE else name

@@ -9,7 +9,7 @@ base_model.model.<module>.weight, .bias                           whole, of modu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -213,7 +213,7 @@ class _Fitting:
                     "was saved with these weights"
                 )
         for module in self._settings.saved:
-            if not any(f".{name}".find(f".{module}.") >= 0 for name in self._whole):
+            if _holds(self._present, module) and not _holds(self._whole, module):
                 raise InvalidModel(
                     f"{self._where} lacks `{shown(module)}`, which its `modules_to_save` name; download or save it again"
                 )
@@ -230,3 +230,7 @@ class _Fitting:
 
     def _turned(self, name: str) -> np.ndarray:
         return self._read(name).T
+
+
+def _holds(tensors: Iterable[str], module: str) -> bool:
+    return any(f".{module}." in f".{name}" for name in tensors)
