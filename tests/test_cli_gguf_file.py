@@ -29,7 +29,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_stdin(monkeypatch):
-    with open(os.devnull) as nothing:
+    with Path(os.devnull).open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         yield
 
