@@ -22,8 +22,8 @@ from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import WEIGHTS
-from edge_llm.models import describe
-from edge_llm.models.weights import read_embedding, read_final_norm, read_layer
+from edge_llm.models import describe, load_config
+from edge_llm.models.weights import layer_shapes, read_embedding, read_final_norm, read_layer
 from edge_llm.quant.blocks import scaled, to_q8_0
 from edge_llm.schemes.blocks import parts_in_blocks
 from edge_llm.sources import open_source
@@ -119,7 +119,7 @@ def test_matrices_without_a_kernel_become_q8_0_and_it_is_said(tmp_path):
         wanted = source.read("model.layers.1.mlp.down_proj.weight")
     found = values_of(bundle, "layers.1.down", bundle.decoder.layers[1].linear("down"))
     step = np.abs(wanted.reshape(-1, 32)).max(axis=1) / 127
-    assert (np.abs(found - wanted).reshape(-1, 32).max(axis=1) <= step * 0.51).all()
+    assert (np.abs(found - wanted).reshape(-1, 32).max(axis=1) <= step * 0.55).all()
 
 
 def test_q2_k_and_q3_k_become_q8_0(tmp_path):
@@ -177,8 +177,13 @@ def test_runs_of_rows_are_the_whole(tmp_path, monkeypatch):
 
 
 def test_gemmas_embedding_is_multiplied_when_it_is_looked_up(tmp_path):
-    raw = tiny_config("gemma3_text", hidden_size=256, intermediate_size=256, num_hidden_layers=2)
-    tensors = random_tensors(raw)
+    raw = config(num_hidden_layers=4, head_dim=64, sliding_window=32, tie_word_embeddings=True)
+    raw |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": 64}
+    raw |= {"hidden_activation": "gelu_pytorch_tanh"}
+    rng, plain = np.random.default_rng(0), describe(load_config(raw))
+    shapes = {plain.embedding.source: (280, 256), "model.norm.weight": (256,)}
+    shapes |= {name: shape for layer in plain.layers for name, shape in layer_shapes(layer).items()}
+    tensors = {name: 0.05 * rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     names = {"pre_feedforward_layernorm": "ffn_norm", "post_attention_layernorm": "post_attention_norm",
              "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
     written = []
@@ -187,7 +192,7 @@ def test_gemmas_embedding_is_multiplied_when_it_is_looked_up(tmp_path):
         own = f"blk.{name.split('.')[2]}.{names[stem]}.weight" if stem in names else gguf_name(name)
         values = values + 1 if name.endswith("norm.weight") else values
         written.append(floats(own, values))
-    pairs = model_pairs(raw | {"model_type": "gemma3", "rope_theta": 1e6}) | tokenizer_pairs()
+    pairs = model_pairs(raw | {"model_type": "gemma3"}) | tokenizer_pairs()
     file = tmp_path / "m.gguf"
     file.write_bytes(gguf_bytes(pairs, in_types(lambda name: "q8_0" if "token" in name else "q5_0", written)))
     bundle, _ = imported(file, tmp_path / "bundle")
@@ -231,6 +236,22 @@ def test_a_file_of_floats_is_quantized_unless_its_blocks_are_asked_for(tmp_path)
     write_model(tmp_path / "hf", raw)
     with pytest.raises(UsageError, match="--weights blocks"):
         import_model(tmp_path / "hf", target=tmp_path / "n", weights=LayerBits("blocks"))
+
+
+def test_what_a_bias_adds_to_every_key_is_taken_off(tmp_path):
+    raw = config(attention_bias=True, num_hidden_layers=1)
+    tensors = random_tensors(raw)
+    bias = np.random.default_rng(0).standard_normal(128, np.float32) * 30
+    tensors["model.layers.0.self_attn.k_proj.bias"] = bias
+    made = in_types(lambda name: "q8_0", model_tensors(raw, tensors))
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), made))
+    bundle, _ = imported(tmp_path / "m.gguf", tmp_path / "bundle")
+    offset = bundle.read("layers.0.k_offset")
+    slowest = offset.shape[1] // 2 - 1  # turns by less than a radian over all positions
+    assert offset.any() and np.allclose(offset[:, slowest], bias.reshape(offset.shape)[:, slowest], atol=3)
+    one, other = (load_runner(bundle, RuntimeConfig(context=64, threads=2, float_path=exact), 20)[0] for exact in (False, True))
+    found, expected = (runner.forward(runner.open(), list(range(20)), wanted=20) for runner in (one, other))
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(("asked", "how"), [
@@ -309,10 +330,10 @@ def test_the_command_says_what_it_keeps(tmp_path, edge_llm_home, capsys):
     assert run(["show", "tiny", "--json"]) == 0
     weights = json.loads(capsys.readouterr().out)["weights"]
     assert weights["by_kind"]["embedding"]["schemes"] == {"q5_0": 1}
-    assert 4.5 < weights["by_kind"]["gate_up"]["bits_per_weight"] < 4.6
+    assert weights["by_kind"]["gate_up"]["bits_per_weight"] == 4.625
     assert run(["list"]) == 0
     assert "q4_k" in capsys.readouterr().out
-    assert run(["plan", "tiny", "--memory", "80%"]) == 0
+    assert run(["plan", "tiny"]) == 0
     for wrong in (["--turn", "0"], ["--bits", "5"], ["--head", "w4"]):
         assert run(["import", str(file), "--name", "other", *wrong]) == 2
     assert run(["import", str(file), "--name", "eight", "--weights", "int8", "--fast"]) == 0

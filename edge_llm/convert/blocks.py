@@ -7,7 +7,7 @@ whose columns are not whole blocks is kept in float16.  Norms and biases are flo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
@@ -18,6 +18,7 @@ import numpy as np
 
 from edge_llm.config import BLOCKS, FLOAT16
 from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.calibrate import OFFSET_CONTEXT
 from edge_llm.convert.parallel import core_count
 from edge_llm.convert.turns import with_turns
 from edge_llm.errors import InvalidModel, UsageError
@@ -27,6 +28,7 @@ from edge_llm.formats.gguf import is_gguf, open_gguf
 from edge_llm.formats.gguf_blocks import decode
 from edge_llm.formats.layout import TensorRange, layer_tensors, tensor_layout
 from edge_llm.models.layer import Decoder
+from edge_llm.models.rope import rope_tables
 from edge_llm.models.weights import read_bias, read_final_norm, read_gains, read_linear
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import HeadTurns
@@ -56,6 +58,7 @@ class KeptBlocks:
 
     def __init__(self, source: BlockSource, plain: Decoder) -> None:
         self._source = source
+        self._context = source.config.context
         self._pool = ThreadPool(core_count())
         self._rounded: dict[str, str] = {}
         if plain.hidden_size % GROUP:
@@ -145,16 +148,25 @@ class KeptBlocks:
     def _write_layer(self, writer: BundleWriter, name: str, layer: Layer) -> None:
         linears = {linear.name: linear for linear in layer.linears}
         arrays = read_gains(self._source, layer)
-        for tensor, _, shape in layer_tensors(layer, dict.fromkeys(linears, 0)):
+        for tensor, _, _ in layer_tensors(layer, dict.fromkeys(linears, 0)):
             owner, _, part = tensor.rpartition(".")
             if tensor == KEY_OFFSET:
-                writer.add(name + tensor, np.zeros(shape, np.float32))
+                writer.add(name + tensor, self._key_offset(layer, arrays))
             elif tensor in arrays:
                 writer.add(name + tensor, arrays[tensor])
             elif part == "bias":
                 writer.add(name + tensor, read_bias(self._source, layer.prefix, linears[owner]))
             elif part == scheme_of(linears[owner]).tensors(linears[owner], 0)[0][0]:
                 self._write_linear(writer, f"{name}{owner}.", layer.prefix, linears[owner])
+
+    def _key_offset(self, layer: Layer, gains: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What is known of the mean key without a text: that of the bias.  A norm of keys leaves nothing to say of it."""
+        attention, linear = layer.attention, layer.projection
+        if not linear.bias or attention.k_norm is not None:
+            return np.zeros((attention.kv_heads, attention.head_dim), np.float32)
+        keys = read_bias(self._source, layer.prefix, linear)[attention.q_size : attention.q_size + attention.kv_size]
+        cos, sin = rope_tables(attention.rope, min(self._context, OFFSET_CONTEXT))
+        return attention.mean_key(keys[None], gains, cos, sin)
 
     def _write_linear(self, writer: BundleWriter, name: str, prefix: str, linear: Linear) -> None:
         """The matrix of ``linear``, all of its parts."""
