@@ -21,8 +21,8 @@ from edge_llm.formats.older import llama_config
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.linear import Linear
-from edge_llm.schemes import Facts, is_in_blocks, scheme_of, schemes
-from edge_llm.schemes.parts import is_multiplied_as_int8, schemes_in
+from edge_llm.schemes import Facts, is_in_blocks, is_known, scheme_of, schemes
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 from kernels.pointwise import MAX_TURN, is_turn
@@ -162,7 +162,7 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
         if (record["rows"], record["columns"]) != (linear.rows, linear.columns):
             raise corrupt(f"linear `{name}` in the manifest does not have the model's shape")
         scheme = record.get("scheme", DEFAULT_SCHEME)
-        if not isinstance(scheme, str) or not set(schemes()).issuperset(schemes_in(scheme)):
+        if not isinstance(scheme, str) or not is_known(scheme):
             raise UnsupportedModel(
                 f"linear `{name}` is stored by the weight scheme `{shown(scheme)}`, which this edge-llm does not have "
                 f"({', '.join(schemes())}); upgrade edge-llm, or import the model again"
