@@ -331,6 +331,7 @@ def test_the_command_says_what_it_keeps(tmp_path, edge_llm_home, capsys):
     weights = json.loads(capsys.readouterr().out)["weights"]
     assert weights["by_kind"]["embedding"]["schemes"] == {"q5_0": 1}
     assert weights["by_kind"]["gate_up"]["bits_per_weight"] == 4.625
+    assert run(["show", "tiny", "--sensitive", "-"]) == 2
     assert run(["list"]) == 0
     assert "q4_k" in capsys.readouterr().out
     assert run(["plan", "tiny"]) == 0
