@@ -164,7 +164,7 @@ def start(
     with ExitStack() as inside:
         if limited is None:
             inside.enter_context(groups[1].children())
-        settings = PeerSettings(llama_shape(bundle.config), context, threads, PROMPT.tokens, PEER_UBATCH)
+        settings = PeerSettings(bundle.config, context, threads, PROMPT.tokens, PEER_UBATCH)
         peer = Peer(PeerSpec(LLAMA_CPP, LLAMA_CPP.variants[0]), settings)
         stack.callback(peer.close)
     return resident, streamed, peer, limited

@@ -12,6 +12,8 @@ from edge_llm.errors import UsageError
 
 INT8, W4, FLOAT16 = "int8", "w4", "float16"
 """Weight schemes that import chooses between."""
+BLOCKS = "blocks"
+"""The blocks of a GGUF file as they are; each of their kinds is a scheme."""
 DEFAULT_SCHEME = INT8
 """The weight scheme of every linear for which nothing else is said."""
 TABLE_SCHEMES = (INT8, W4)

@@ -14,7 +14,7 @@ StageProgress = Callable[[str, int, int], None]
 """Called as (stage, done, total).  Those of `IN_BYTES` count bytes, others layers, tokens, choices ..."""
 
 
-IN_BYTES = frozenset({"download", "digest", "load"})
+IN_BYTES = frozenset({"download", "digest", "read", "load"})
 """The stages that are counted in bytes."""
 
 DOWNLOAD = "download"

@@ -203,6 +203,33 @@ def half_linear(
 ) -> _F32: ...
 def float_operations(repeats: int, pool: ThreadPool, /) -> int: ...
 
+# ---- weights in blocks (bind_blocks.cpp) ----
+
+class BlockLinear:
+    def __init__(self, panels: Sequence[_U8], kinds: Sequence[int], counts: Sequence[int], columns: int, /) -> None: ...
+    @property
+    def gated_in_one_pass(self) -> bool: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+
+def lay_out_blocks(raw: _U8, kind: int, n: int, k: int, pool: ThreadPool, /) -> _U8: ...
+def block_rows(panels: _U8, kind: int, k: int, rows: _I64, pool: ThreadPool, /) -> _F32: ...
+def block_linear(
+    x: _F32,
+    weight: BlockLinear,
+    pool: ThreadPool,
+    bias: _F32 | None,
+    add: _F32 | None,
+    gain: _F32 | None,
+    eps: float,
+    gate: int,
+    limit: float,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
+
 # ---- attention (bind_attention.cpp) ----
 
 def rope_append(
@@ -359,6 +386,20 @@ class Program:
         out: _F32 | None,
         /,
     ) -> None: ...
+    def block_linear(
+        self,
+        x: _F32,
+        weight: BlockLinear,
+        bias: _F32 | None,
+        add: _F32 | None,
+        gain: _F32 | None,
+        eps: float,
+        gate: int,
+        limit: float,
+        out: _F32 | None,
+        /,
+    ) -> None: ...
+    def block_embedding(self, panels: _U8, kind: int, channels: int, columns: int, factor: float, out: _F32, /) -> None: ...
     def rms_norm(self, x: _F32, gain: _F32, eps: float, out: _F32, add: _F32 | None, /) -> None: ...
     def layer_norm(
         self, x: _F32, gain: _F32, bias: _F32 | None, eps: float, out: _F32, add: _F32 | None, /

@@ -20,6 +20,7 @@ import numpy as np
 from kernels import _native
 from kernels._native import Int8Linear, Reading, ThreadPool
 from kernels.activation import SILU, Activation, numbers
+from kernels.blocks import BlockKind, BlockLinear
 from kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
 
 
@@ -76,6 +77,33 @@ class Program:
     ) -> None:
         """`kernels.half_linear.half_linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
         self._native.half_linear(x, weight, bias, add, gain, eps, *numbers(gate, swiglu), out)
+
+    def block_linear(
+        self,
+        x: F32,
+        weight: BlockLinear,
+        *,
+        out: F32 | None,
+        bias: F32 | None = None,
+        add: F32 | None = None,
+        gain: F32 | None = None,
+        eps: float = 0.0,
+        gate: Activation | None = None,
+    ) -> None:
+        """`kernels.blocks.block_linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
+        kind, limit = numbers(gate)
+        if out is not None and kind and add is None and not weight.gated_in_one_pass:
+            y = np.empty((len(x), weight.rows), np.float32)
+            self._native.block_linear(x, weight, bias, add, gain, eps, 0, 0.0, y)
+            self._native.gated(y, kind, limit, out)
+        else:
+            self._native.block_linear(x, weight, bias, add, gain, eps, kind, limit, out)
+
+    def block_embedding(
+        self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32, factor: float = 1.0
+    ) -> None:
+        """`kernels.blocks.rows_of` of the tokens of `run`, of ``channels`` rows, times `factor`."""
+        self._native.block_embedding(panels, kind.number, channels, columns, factor, out)
 
     def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32, add: F32 | None = None) -> None:
         """`kernels.pointwise.rms_norm`."""

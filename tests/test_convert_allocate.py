@@ -7,7 +7,7 @@ import pytest
 from model_files import tiny_config, write_model
 
 from edge_llm.config import FLOAT16, INT8, W4
-from edge_llm.convert import importer, sensitivity
+from edge_llm.convert import job, sensitivity
 from edge_llm.convert.allocate import AUTO, NOTHING_FIXED, LayerBits, allocate, that_fit
 from edge_llm.convert.calibrate import some_of
 from edge_llm.convert.importer import import_model
@@ -55,7 +55,7 @@ def asked(source, tmp_path_factory):
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importer, "four_bit_costs", note)
+        patch.setattr(job, "four_bit_costs", note)
         target = tmp_path_factory.mktemp("asked") / "b"
         import_model(source, target=target, weights=LayerBits(AUTO, 7.0, {FIXED: INT8}))
     return calls[-1]

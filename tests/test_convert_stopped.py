@@ -14,7 +14,7 @@ from model_files import tiny_config, write_model
 
 from edge_llm.cli.main import run
 from edge_llm.config import INT8, W4
-from edge_llm.convert import importer
+from edge_llm.convert import job
 from edge_llm.convert.allocate import AUTO, LayerBits
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.saved import Saved
@@ -134,7 +134,7 @@ def test_another_import_does_not_go_on_from_there(sources, tmp_path, monkeypatch
     if text is not None:
         text.write_text(change.text)
     if change.version:
-        monkeypatch.setattr(importer, "_version", lambda: change.version)
+        monkeypatch.setattr(job, "_version", lambda: change.version)
     options = {"weights": KINDS[change.kind], "calibration": text, "keep_float": True}
     folder = import_model(
         source, "m", **options, fresh=change.fresh, progress=lambda *step: steps.append(step), notice=said.append

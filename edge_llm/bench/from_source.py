@@ -77,9 +77,8 @@ def prepare(
 
 def _prepared(order: _Order, progress: StageProgress) -> Prepared:
     from edge_llm.bench.held_out import OwnReader, PeerReader, Reader, compare_readers, held_out_windows
-    from edge_llm.bench.llama_shape import llama_shape
     from edge_llm.bench.peer import LLAMA_CPP
-    from edge_llm.bench.source_gguf import source_ggufs
+    from edge_llm.bench.source_gguf import FILE, source_ggufs
     from edge_llm.engine.assembly import load_runner
     from edge_llm.sources import open_source
     from edge_llm.sources.lora_places import wishes_of
@@ -93,8 +92,10 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
         opened = stack.enter_context(open_source(place, lora=lora))
         config, source = bundle.config, None
         if order.peers:
-            source = SourceWeights(opened.place, opened.digest(progress), llama_shape(config), lora)
-            source_ggufs(source, [variant for variant, _ in order.peers], progress)
+            source = SourceWeights(opened.place, opened.digest(progress), config, lora)
+            made = [variant for variant, _ in order.peers if variant != FILE]
+            if made:
+                source_ggufs(source, made, progress)
         if order.quality is None:
             return Prepared(source)
         tokenizer = Tokenizer.from_folder(bundle.folder, config.vocab_size)
@@ -103,7 +104,7 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
         runner, runtime = load_runner(bundle, replace(order.runtime, context=None), longest)
         readers: dict[str, Reader] = {OURS: OwnReader(runner)}
         for variant, flash_attention in order.peers:
-            settings = PeerSettings(llama_shape(config), longest, runtime.threads or 1, longest, longest, source)
+            settings = PeerSettings(config, longest, runtime.threads or 1, longest, longest, source)
             worker = start(PeerSpec(LLAMA_CPP, variant, flash_attention), settings)
             readers[variant] = stack.enter_context(PeerReader(worker, config.vocab_size))
             worker.receive()

@@ -2,13 +2,16 @@
 
 A peer runs in its own process with the model's own weights or random ones of the same shape, and takes turns with us.  Names
 are ``llama.cpp``, ``llama.cpp:q4_0`` (types mixed as in published files), ``llama.cpp:q4_0-pure``, ``llama.cpp:q8_0:nofa``
-(without flash attention), ``genai``, ``openvino:int8``, ``torch``, ``torch:onednn``.  A new engine is a worker (and a writer of
-its models, if it reads files) and an entry in `ENGINES`.  When nothing is said about flash attention, tests at a depth are run
-both with it (llama.cpp's default) and without, because on a CPU that may be faster.
+(without flash attention), ``llama.cpp:file`` (the GGUF file that the model was imported from), ``genai``, ``openvino:int8``,
+``torch``, ``torch:onednn``.  A new engine is a worker (and a writer of its models, if it reads files) and an entry in
+`ENGINES`.
+When nothing is said about flash attention, tests at a depth are run both with it (llama.cpp's default) and without, because on
+a CPU that may be faster.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,17 +19,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edge_llm.bench.llama_shape import llama_shape
 from edge_llm.bench.measure import Test
 from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
 from edge_llm.bench.roofs import Costs, operations
-from edge_llm.bench.source_gguf import SourceWeights, source_gguf_model
+from edge_llm.bench.source_gguf import FILE, SourceWeights, source_gguf_model
 from edge_llm.bench.synthetic_gguf import VARIANTS, gguf_model
 from edge_llm.bench.synthetic_onnx import VARIANTS as GENAI_VARIANTS
 from edge_llm.bench.synthetic_onnx import synthetic_onnx
 from edge_llm.bench.synthetic_openvino import VARIANTS as OPENVINO_VARIANTS
 from edge_llm.bench.synthetic_openvino import synthetic_openvino
 from edge_llm.bench.worker import Worker
-from edge_llm.config import LlamaConfig
+from edge_llm.config import LlamaConfig, ModelConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.extras import install_extra
 from edge_llm.formats.sizes import bits_per_weight
@@ -88,7 +92,7 @@ _EXTRA = f"they come with {install_extra('peers')}"
 LLAMA_CPP = PeerEngine(
     "llama.cpp",
     "edge_llm.bench.peer_llama_cpp",
-    VARIANTS,
+    (*VARIANTS, FILE),
     {"llama-cpp-python": "llama_cpp", "gguf": "gguf"},
     _EXTRA,
     gguf_model,
@@ -149,17 +153,20 @@ class PeerSpec:
         return test.depth > 0 or not self.at_depth_only
 
 
-def parse_peers(texts: Sequence[str], tests: Sequence[Test]) -> tuple[PeerSpec, ...]:
-    """The peers that ``texts`` (each a list with commas) name; `UsageError`, or `DeviceError` for a missing package."""
+def parse_peers(texts: Sequence[str], tests: Sequence[Test], *, of_file: bool = False) -> tuple[PeerSpec, ...]:
+    """The peers that ``texts`` (each a list with commas) name; `UsageError`, or `DeviceError` for a missing package.
+
+    of_file: llama.cpp, where nothing is said of the type, gets the file of the model.
+    """
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     deep = any(test.depth for test in tests)
-    specs = list(dict.fromkeys(spec for name in names for spec in _parse(name, deep)))
+    specs = list(dict.fromkeys(spec for name in names for spec in _parse(name, deep, of_file)))
     for engine in dict.fromkeys(spec.engine.name for spec in specs):
         _require_packages(ENGINES[engine])
     return tuple(specs)
 
 
-def _parse(name: str, deep: bool) -> Iterator[PeerSpec]:
+def _parse(name: str, deep: bool, of_file: bool) -> Iterator[PeerSpec]:
     first, *words = name.split(":")
     engine = ENGINES.get(first)
     if engine is None:
@@ -169,7 +176,8 @@ def _parse(name: str, deep: bool) -> Iterator[PeerSpec]:
     attention = [word for word in words if word in choices]
     if len(variants) > 1 or len(attention) > 1 or len(variants) + len(attention) < len(words):
         raise UsageError(f"no peer `{name}`; there are: {', '.join(_known())}", param="peer")
-    spec = PeerSpec(engine, variants[0] if variants else engine.variants[0], flash_attention=attention != ["nofa"])
+    default = FILE if of_file and engine is LLAMA_CPP else engine.variants[0]
+    spec = PeerSpec(engine, variants[0] if variants else default, flash_attention=attention != ["nofa"])
     yield spec
     if choices and not attention and deep:
         yield replace(spec, flash_attention=False, at_depth_only=True)
@@ -191,7 +199,7 @@ def _require_packages(engine: PeerEngine) -> None:
 class PeerSettings:
     """What all peers of a run are given."""
 
-    config: LlamaConfig
+    config: ModelConfig
     context: int
     threads: int
     batch: int = BATCH
@@ -222,9 +230,9 @@ class Peer:
 
     @property
     def costs(self) -> Costs:
-        config, model = self._settings.config, self._model
-        values = 2 * config.num_layers * config.kv_size  # keys and values of a token
-        return Costs(*operations(describe_model(config)), model.count().read, model.kv_bytes * values)
+        decoder, model = describe_model(self._settings.config), self._model
+        values = 2 * sum(attention.kv_size for attention in decoder.attentions)  # keys and values of a token
+        return Costs(*operations(decoder), model.count().read, model.kv_bytes * values)
 
     @property
     def model_facts(self) -> dict[str, Any]:
@@ -259,14 +267,27 @@ class Peer:
     def _state_file(self, depth: int) -> Path:
         """Keys and values of random tokens: how they are laid out depends on flash attention, not on the weights' quant."""
         layout = "fa" if self.spec.flash_attention else "nofa"
-        return synthetic_folder() / f"{shape_name(self._settings.config)}-d{depth}-{layout}-{self.spec.engine.version}.state"
+        name = self._settings.config.family if self.spec.variant == FILE else shape_name(llama_shape(self._settings.config))
+        return synthetic_folder() / f"{name}{self._of_file}-d{depth}-{layout}-{self.spec.engine.version}.state"
+
+    @property
+    def _of_file(self) -> str:
+        """What tells the file of a model from others: nothing where its shape does."""
+        source = self._settings.source
+        return f"-{hashlib.sha256(source.digest.encode()).hexdigest()[:16]}" if source and self.spec.variant == FILE else ""
 
 
 def model_of(spec: PeerSpec, settings: PeerSettings) -> PeerModel:
     """Its model, made unless it is there."""
     if settings.source is not None and spec.engine.of_source is not None:
         return spec.engine.of_source(settings.source, spec.variant)
-    return spec.engine.model(settings.config, spec.variant)
+    if spec.variant == FILE and spec.engine is LLAMA_CPP:
+        raise UsageError(
+            f"--peer {LLAMA_CPP.name}:{FILE} runs the GGUF file of a model, which is not here any more; name a type, such as "
+            f"{LLAMA_CPP.name}:{LLAMA_CPP.variants[0]}",
+            param="peer",
+        )
+    return spec.engine.model(llama_shape(settings.config), spec.variant)
 
 
 def start(spec: PeerSpec, settings: PeerSettings) -> Worker:

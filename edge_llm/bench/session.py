@@ -16,7 +16,6 @@ from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import CoreMeter, CoreUsage, core_warning, environment, load_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, cold_worker, measure_first_token, own_worker
 from edge_llm.bench.from_source import OURS, Prepared
-from edge_llm.bench.llama_shape import llama_shape
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
@@ -65,7 +64,7 @@ class BenchSettings:
     def of_peers(self, context: int, threads: int) -> PeerSettings:
         """What peers are given.  Raises `UsageError` for a model that no other engine is given."""
         return PeerSettings(
-            llama_shape(self.bundle.config), context, threads, self.peer_batch, self.peer_ubatch, self.prepared.source
+            self.bundle.config, context, threads, self.peer_batch, self.peer_ubatch, self.prepared.source
         )
 
 

@@ -31,7 +31,7 @@ from edge_llm.quant.scheme import rounded_kv
 from edge_llm.quant.turning import turned, turned_back
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.tables import gather, integers_of
+from edge_llm.schemes.tables import float_rows
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
 
@@ -117,9 +117,7 @@ class PartlyInt8:
     def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         table = self._weights.embedding
         ids = np.asarray(tokens, np.int64)
-        x = np.asarray(gather(table, integers_of(table), ids) * table.weight_scale[ids, None], np.float32)
-        x[:, table.hot_index] = table.hot_weight[:, ids].T
-        x = turned(x, table.turn)
+        x = float_rows(table, ids, self.decoder.embedding.factor)
         end = cache.length + len(ids)
         if end > self._tables.positions:
             self._tables = RopeTables(min(self.config.context, 2 * end))

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_llm.bench.llama_shape import llama_shape
 from edge_llm.bench.peer_model import PeerModel
 from edge_llm.bench.synthetic_gguf import (
     ARCHITECTURES,
@@ -24,8 +26,9 @@ from edge_llm.bench.synthetic_gguf import (
     matrices,
     quantize,
 )
-from edge_llm.config import LlamaConfig
+from edge_llm.config import LlamaConfig, ModelConfig
 from edge_llm.errors import StorageError, UsageError
+from edge_llm.formats.gguf import is_gguf, open_gguf, parts_of
 from edge_llm.formats.gguf_names import LAYER, WHOLE
 from edge_llm.models.llama_like import llama_rope
 from edge_llm.models.rope import frequencies
@@ -37,6 +40,8 @@ from edge_llm.progress import StageProgress, ignore
 if TYPE_CHECKING:
     from edge_llm.sources.lora_places import Wish
 
+FILE = "file"
+"""The GGUF file itself that the model was imported from."""
 _VERSION = 1
 """Of how files are made: one of another version is made again."""
 
@@ -47,25 +52,45 @@ class SourceWeights:
 
     place: str
     digest: str
-    config: LlamaConfig
+    config: ModelConfig
     lora: tuple[Wish, ...] = ()
     """Adapters that are merged into them."""
 
 
 def source_gguf_model(source: SourceWeights, quant: str) -> PeerModel:
-    """The model of the weights of ``source``, for llama.cpp."""
+    """The model of the weights of ``source``, for llama.cpp.  Raises `UsageError` for `FILE` where they are in no GGUF file."""
+    if quant == FILE:
+        return _own_file(source)
     (path,) = source_ggufs(source, [quant])
     return file_model(path, quant)
 
 
+def _own_file(source: SourceWeights) -> PeerModel:
+    path = Path(source.place)
+    if not is_gguf(path) or source.lora:
+        raise UsageError(
+            f"llama.cpp:{FILE} runs the GGUF file that a model was imported from, and this one was not; name a type, such as "
+            "llama.cpp:q8_0",
+            param="peer",
+        )
+    sizes = Counter[str]()
+    with open_gguf(path) as model:
+        for tensor in model.tensors:
+            sizes[tensor.kind.name] += tensor.nbytes
+    found = file_model(path, "+".join(name for name, _ in sizes.most_common(2)))
+    return replace(found, size=sum(part.stat().st_size for part in parts_of(path)))
+
+
 def source_ggufs(source: SourceWeights, quants: Sequence[str], progress: StageProgress = ignore) -> list[Path]:
-    """GGUF files of the weights of ``source`` in ``quants``, of `synthetic_gguf.VARIANTS`; each is made once and kept.
+    """GGUF files of the weights of ``source`` in ``quants``, of `synthetic_gguf.VARIANTS` without `FILE`; each is made once and
+    kept.
 
     Raises `UsageError` for a model that llama.cpp has no place for, `DeviceError` where it cannot make a file.
     """
-    _check_known(source.config)
+    config = llama_shape(source.config)
+    _check_known(config)
     digest = hashlib.sha256(source.digest.encode()).hexdigest()[:16]
-    paths = {quant: synthetic_folder() / f"{source.config.family}-{digest}-{quant}-v{_VERSION}.gguf" for quant in quants}
+    paths = {quant: synthetic_folder() / f"{config.family}-{digest}-{quant}-v{_VERSION}.gguf" for quant in quants}
     missing = {quant: path for quant, path in paths.items() if not path.is_file()}
     if missing:
         folder = synthetic_folder()
@@ -84,7 +109,7 @@ def _make(paths: Mapping[str, Path], temporary: Path, source: SourceWeights, pro
     whole = temporary.with_name(f"{temporary.name}.float")
     try:
         with open_source(source.place, lora=source.lora) as opened:
-            write_float_gguf(whole, opened, source.config, progress)
+            write_float_gguf(whole, opened, llama_shape(source.config), progress)
         for quant, path in paths.items():
             progress(f"llama.cpp {quant}", 0, 1)
             quantize(whole, temporary, quant)

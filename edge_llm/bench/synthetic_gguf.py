@@ -21,6 +21,7 @@ from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
 from edge_llm.bench.random_weights import random_bytes
 from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
+from edge_llm.formats.gguf import parts_of
 from edge_llm.paths import synthetic_folder
 
 BLOCK = 32
@@ -106,10 +107,11 @@ def matrices(config: LlamaConfig) -> Iterator[Matrix]:
 
 @cache
 def weight_bytes(path: Path) -> WeightBytes:
-    """Of the tensors in the GGUF file at ``path``."""
+    """Of the tensors in the GGUF file at ``path``, which may be the first of several."""
     import gguf
 
-    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    files = [gguf.GGUFReader(part) for part in parts_of(path)]
+    sizes = {tensor.name: int(tensor.n_bytes) for file in files for tensor in file.tensors}
     unread = sizes["token_embd.weight"] if "output.weight" in sizes else 0
     return WeightBytes(sum(sizes.values()), sum(sizes.values()) - unread)
 

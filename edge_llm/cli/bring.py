@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from edge_llm.cli.terminal import has_person, note, progress_as
 from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.blocks import keeps_blocks
 from edge_llm.convert.importer import import_model
+from edge_llm.convert.in_memory import import_into_memory
 from edge_llm.convert.pace import slowness
 from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
-from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
+from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
 from edge_llm.files import is_folder, shown
 from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
 from edge_llm.paths import bundle_path, near_model
@@ -24,6 +31,9 @@ from edge_llm.sources.hubs import look
 from edge_llm.sources.known import names_like, refuse_family
 from edge_llm.sources.names import default_name
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
+
+_PAUSE = 0.5
+"""Seconds between looks at an import of another process."""
 
 
 def find(model: str, missing: EdgeLLMError) -> str:
@@ -36,14 +46,22 @@ def find(model: str, missing: EdgeLLMError) -> str:
     raise ModelNotFound(f"`{shown(model)}` is not here; `edge-llm import {shlex.quote(model)}` brings it", model=model)
 
 
-def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
-    """The name here of what ``model`` names, brought here if need be; ``missing`` says that nothing here is called so."""
+def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -> str:
+    """The name here of what ``model`` names, brought here if need be; ``missing`` says that nothing here is called so.
+
+    A GGUF file in blocks that stay as they are is taken without a question; where it is not to be in ``store``, it is a path.
+    """
     place = _place(model, missing)
     if (found := _name_here(model, place)) is not None:
         return found
     name = default_name(str(place))
     folder = bundle_path(name)
     renews = place.folder is not None and is_made_from(place, folder, may_be_older=True)
+    file = place.folder if place.folder is not None and keeps_blocks(place.folder) else None
+    if not store:
+        return _lay_out(model, file)
+    if file is not None:
+        return _import(place, _free_name(name, file, renews=renews), overwrite=renews)
     if is_folder(folder) and not renews:
         raise UsageError(
             f"`{shown(model)}` is not here, and another model is called `{name}` already: `edge-llm import {place} --name "
@@ -51,7 +69,7 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
             param="model",
         )
     _agree(model, place, yes=yes, renews=renews)
-    return _import(place, overwrite=renews)
+    return _import(place, name, overwrite=renews)
 
 
 def _name_here(model: str, place: Place) -> str | None:
@@ -163,17 +181,36 @@ def _at(place: Place) -> str:
     return f" --revision {shlex.quote(place.revision)}" if place.revision else ""
 
 
-def _import(place: Place, *, overwrite: bool) -> str:
+def _free_name(name: str, file: Path, *, renews: bool) -> str:
+    """``name``, or where another model is called so, one that tells ``file`` from it."""
+    if renews or not is_folder(bundle_path(name)):
+        return name
+    return f"{name}-{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
+
+
+def _lay_out(model: str, file: Path | None) -> str:
+    """The path of ``file`` in memory.  Raises `UsageError` where there is none."""
+    if file is None:
+        raise UsageError(f"--no-store is for a GGUF file in blocks, and `{shown(model)}` is not one", param="no_store")
+    with progress_as("auto", Journey(None, slowness=slowness)) as draw:
+        return str(import_into_memory(file, progress=draw, notice=note))
+
+
+def _import(place: Place, name: str, *, overwrite: bool) -> str:
     journey = Journey("int8", slowness=slowness)
     with progress_as("auto", journey) as draw:
         try:
-            folder = import_model(
-                str(place),
-                revision=place.revision,
-                weights=LayerBits(fit=True),
-                overwrite=overwrite,
-                progress=draw,
-                notice=note,
+            folder = _when_free(
+                partial(
+                    import_model,
+                    str(place),
+                    name,
+                    revision=place.revision,
+                    weights=LayerBits(fit=True, or_blocks=True),
+                    overwrite=overwrite,
+                    progress=draw,
+                    notice=note,
+                )
             )
         except KeyboardInterrupt:
             if journey.stage == DOWNLOAD:
@@ -182,3 +219,16 @@ def _import(place: Place, *, overwrite: bool) -> str:
     give_memory_back()
     note(f"ready: it is called `{folder.name}` here")
     return folder.name
+
+
+def _when_free(work: Callable[[], Path]) -> Path:
+    """What ``work`` imports, which waits while another process imports the same."""
+    is_told = False
+    while True:
+        try:
+            return work()
+        except Unavailable as busy:
+            if not is_told:
+                note(f"{busy}; waiting for it ...")
+            is_told = True
+            time.sleep(_PAUSE)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_llm.chats.settings import ChatSettings
-from edge_llm.cli.here import model_here, yes_option
+from edge_llm.cli.here import model_here, no_store_option, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.terminal import has_person
@@ -42,6 +42,7 @@ FULL_LOOKS = 200
 @runtime_options
 @prefix_cache_option
 @yes_option
+@no_store_option
 @click.option("--system", type=TEXT, help="System message.")
 @click.option("--url", help="Chat with a server instead: any that speaks OpenAI's chat completions.")
 @api_key_options("Key for the server of --url")
@@ -52,6 +53,7 @@ def chat_command(
     ctx: click.Context,
     model: str | None,
     yes: bool,
+    no_store: bool,
     system: str | None,
     url: str | None,
     new: bool,
@@ -71,7 +73,7 @@ def chat_command(
     sampling = {name: value for name, value in options.items() if value is not None and value != ()}
     GenerationParams(**sampling)  # refuses early what makes no sense
     if url is None:
-        model = model_here(model, yes=yes)
+        model = model_here(model, yes=yes, store=not no_store)
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling, server="" if url is None else _server_of(url))
         chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]

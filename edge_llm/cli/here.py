@@ -8,6 +8,9 @@ from edge_llm.errors import ModelNotFound, UsageError
 from edge_llm.paths import find_bundle
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Download and import a MODEL that is not here without asking.")
+no_store_option = click.option(
+    "--no-store", is_flag=True, help="Keep nothing of a MODEL that is a GGUF file: it is laid out in memory, for this time."
+)
 
 
 def known_here(model: str | None) -> str | None:
@@ -25,10 +28,11 @@ def known_here(model: str | None) -> str | None:
     return model
 
 
-def model_here(model: str | None, *, yes: bool) -> str | None:
+def model_here(model: str | None, *, yes: bool, store: bool = True) -> str | None:
     """``model`` as `find_bundle` takes it.  One that is not here is offered, and brought here by who says yes, or by ``yes``.
 
     It may be a hub id, the address of a page of the hub, a folder or a file in it, or a short name of the shipped table.
+    A GGUF file in blocks is taken without a question; where it is not to be in ``store``, into memory until this process ends.
     Raises `ModelNotFound` and `UsageError` where nothing can be brought or nobody can be asked, and what an import raises.
     """
     try:
@@ -37,5 +41,5 @@ def model_here(model: str | None, *, yes: bool) -> str | None:
         from edge_llm.cli import bring  # the importer, which a model that is here does without
 
         assert model is not None
-        return bring.bring(model, missing, yes=yes)
+        return bring.bring(model, missing, yes=yes, store=store)
     return model

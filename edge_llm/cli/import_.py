@@ -8,7 +8,7 @@ import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL, SOURCE
-from edge_llm.config import FLOAT16, INT8, TABLE_SCHEMES, W4
+from edge_llm.config import BLOCKS, FLOAT16, INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
 from edge_llm.convert.calibrate import BY_MODEL
 from edge_llm.convert.choose import Outliers
@@ -45,9 +45,8 @@ from edge_llm.sources.lora_places import wish
 @click.option(
     "--weights",
     type=click.Choice(KINDS),
-    default=INT8,
-    show_default=True,
-    help="Weights of the layers: 8 bits, 4 bits (half the memory and the time to read it), or auto: a mixture.",
+    help="Weights of the layers: the blocks of a GGUF file as they are, 8 bits, 4 bits (half the memory and the time to read "
+    "it), or auto: a mixture.  Default: blocks where SOURCE has them, which no card multiplies, else int8.",
 )
 @click.option("--bits", type=REAL, help=f"Bits per weight of the layers, with --weights auto; default: {DEFAULT_BITS:g}.")
 @click.option(
@@ -58,7 +57,9 @@ from edge_llm.sources.lora_places import wish
     help="Output matrix, with --weights w4 or auto: 4 bits are read faster and cost more there than in a layer.",
 )
 @click.option(
-    "--fast", is_flag=True, help="Round INT8 weights; default: fit them to the calibration text (GPTQ), nearer to float."
+    "--fast",
+    is_flag=True,
+    help="Round INT8 weights; default: fit them to the calibration text (GPTQ), nearer to float.  Blocks stay as they are.",
 )
 @click.option("--fit", is_flag=True, hidden=True, expose_value=False)  # it is done anyway; older scripts say it
 @click.option(
@@ -92,7 +93,7 @@ def import_command(
     calibration: str | None,
     shadow: str,
     float16: tuple[str, ...],
-    weights: str,
+    weights: str | None,
     bits: float | None,
     head: str,
     fast: bool,
@@ -113,20 +114,23 @@ def import_command(
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
     cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  A checkpoint of GPTQ, AWQ, FP8 or
     compressed-tensors is read as the floats that it stands for; W8A8 of compressed-tensors and ModelSlim is taken over as it
-    is.  A half-written model is never visible.
+    is.  A GGUF file keeps its blocks, which takes seconds, unless other --weights are asked for.
+    A half-written model is never visible.
     Where Ctrl-C, a kill or a full disk stopped it, the same command goes on, and gives the same model.
     """
     if bits is not None and weights != AUTO:
         raise UsageError(f"--bits is for --weights {AUTO}", param="bits")
-    if sensitive is not None and weights == INT8:
+    if sensitive is not None and weights not in (W4, AUTO):
         raise UsageError(f"--sensitive says what is not to have 4 bits: it is for --weights {W4} and {AUTO}", param="sensitive")
     if sensitive is not None and float16:
         raise UsageError("write the linears of --float16 into the file of --sensitive", param="float16")
-    if fast and weights != INT8:
+    if fast and weights in (W4, AUTO):
         raise UsageError("--fast rounds INT8 weights; those of 4 bits are always fitted", param="fast")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
-    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit=not fast)
-    with progress_as(progress_form, Journey("fast" if fast else weights, slowness=slowness)) as draw:
+    kept = DEFAULT_BITS if bits is None else bits
+    layer_bits = LayerBits(weights or INT8, kept, fixed, head, fit=not fast, or_blocks=weights is None)
+    journey = Journey(None if weights == BLOCKS else "fast" if fast else weights or INT8, slowness=slowness)
+    with progress_as(progress_form, journey) as draw:
         folder = import_model(
             source,
             name,

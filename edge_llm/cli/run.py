@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.answer import Printer, cut_short, is_drawn
-from edge_llm.cli.here import model_here, yes_option
+from edge_llm.cli.here import model_here, no_store_option, yes_option
 from edge_llm.cli.options import (
     generation_options,
     generation_params,
@@ -45,6 +45,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 @runtime_options
 @prefix_cache_option
 @yes_option
+@no_store_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt exactly as it stands, without the chat template.")
 @click.option(
@@ -64,6 +65,7 @@ def run_command(
     plain: bool,
     as_json: bool,
     yes: bool,
+    no_store: bool,
     **options: Any,
 ) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
@@ -83,7 +85,7 @@ def run_command(
     text = _whole_prompt(model, words, raw)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
-    model = model_here(model, yes=yes)
+    model = model_here(model, yes=yes, store=not no_store)
     drawn = is_drawn() and grammar is None and not (raw or plain or as_json)
     if drawn:
         threading.Thread(target=import_module, args=[_WRITER], daemon=True).start()  # takes as long as a small model

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edge_llm.cli import process
-from edge_llm.cli.here import model_here, yes_option
+from edge_llm.cli.here import model_here, no_store_option, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import parallel_option, runtime_config, runtime_options, shared
 from edge_llm.cli.terminal import note
@@ -19,6 +19,7 @@ from edge_llm.cli.values import ANY_MODEL, Real, Whole
 @click.command("serve")
 @click.argument("model", type=ANY_MODEL, required=False)
 @yes_option
+@no_store_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; a wide one needs a key.")
 @click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
 @api_key_options("Key that clients must send")
@@ -36,6 +37,7 @@ from edge_llm.cli.values import ANY_MODEL, Real, Whole
 def serve_command(
     model: str | None,
     yes: bool,
+    no_store: bool,
     aliases: tuple[str, ...],
     queue: int,
     drain: float,
@@ -64,7 +66,7 @@ def serve_command(
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
     keys = api_keys(options)
     chosen = ServeOptions(keys=keys, drain_seconds=drain, **options)
-    model = model_here(model, yes=yes)
+    model = model_here(model, yes=yes, store=not no_store)
     folder = find_bundle(model)
     name = BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name
     listener = listen(chosen)

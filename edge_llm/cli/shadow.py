@@ -13,7 +13,12 @@ from edge_llm.quant.report import LinearShadow, by_kind, fold_totals, totals
 
 
 def shadow_report(bundle: Bundle) -> dict[str, Any]:
-    """What stands out, what is kept of it and what that costs: in all, by kind of linear, and of every linear."""
+    """What stands out, what is kept of it and what that costs: in all, by kind of linear, and of every linear.
+
+    Empty where no linear has a static scale that could cut anything off.
+    """
+    if not any("input_scale" in facts for facts in bundle.facts.values()):
+        return {}
     profile = outlier_profile(bundle)
     linears = _linears(bundle, profile)
     return {

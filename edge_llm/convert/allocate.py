@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edge_llm.config import INT8, TABLE_SCHEMES, W4
+from edge_llm.config import BLOCKS, INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.sensitive import check_names
 from edge_llm.convert.sensitivity import Costs
 from edge_llm.errors import UsageError
@@ -27,7 +27,7 @@ from edge_llm.schemes.parts import is_multiplied_as_int8, joint_name, sources_ma
 
 DEFAULT_BITS = 4.6
 AUTO = "auto"
-KINDS = (INT8, W4, AUTO)
+KINDS = (BLOCKS, INT8, W4, AUTO)
 NOTHING_FIXED: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,7 +36,7 @@ class LayerBits:
     """How the weights of the layers are kept."""
 
     kind: str = INT8
-    """int8 or w4, where it can be; auto: W4, and INT8 where that pays most, within ``bits``."""
+    """int8 or w4, where it can be; auto: W4, and INT8 where that pays most, within ``bits``; blocks: those of the source."""
     bits: float = DEFAULT_BITS
     """Per weight, everything counted, for auto."""
     fixed: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +45,8 @@ class LayerBits:
     """The scheme of the output matrix, which may be the embedding too."""
     fit: bool = False
     """Fit INT8 weights to the calibration text; those beside 4-bit ones always are."""
+    or_blocks: bool = False
+    """Keep the blocks of a source that has them in place of all this."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,7 +55,7 @@ class LayerBits:
             raise UsageError(f"the bits per weight must be above 0 and at most 16, got `{self.bits:g}`", param="bits")
         if self.head not in TABLE_SCHEMES:
             raise UsageError(f"no head `{shown(self.head)}`; there are: {', '.join(TABLE_SCHEMES)}", param="head")
-        if self.head != INT8 and self.kind == INT8:
+        if self.head != INT8 and self.kind in (INT8, BLOCKS):
             raise UsageError(f"a head of 4 bits is for --weights {W4} and {AUTO}", param="head")
 
     def __str__(self) -> str:
@@ -66,7 +68,7 @@ class LayerBits:
     @property
     def fitted(self) -> bool:
         """Whether any weights are fitted."""
-        return self.fit or self.kind != INT8
+        return self.kind != BLOCKS and (self.fit or self.kind != INT8)
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
         """The linears that are fixed to a scheme that is not multiplied as INT8.

@@ -21,7 +21,7 @@ from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.linear import Linear
-from edge_llm.schemes import scheme_of, schemes
+from edge_llm.schemes import is_in_blocks, scheme_of, schemes
 from edge_llm.schemes.parts import is_multiplied_as_int8, sources_may_differ
 from edge_llm.strict_json import read_object
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
@@ -31,7 +31,13 @@ MAX_BYTES = 4 << 20
 
 
 def sensitive(decoder: Decoder) -> dict[str, str]:
-    """The scheme of every linear of the layers that is not in 4 bits, by its name."""
+    """The scheme of every linear of the layers that is not in 4 bits, by its name.
+
+    Raises `UsageError` for a model in the blocks of a file, of whose bits nobody here chose any.
+    """
+    if any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
+        message = "the model is kept in the blocks of a GGUF file; --sensitive is for one that import gave 4 bits and 8"
+        raise UsageError(message, param="sensitive")
     return {name: one.scheme for name, one in decoder.linears().items() if name != "output" and one.scheme != W4}
 
 

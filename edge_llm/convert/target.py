@@ -81,9 +81,12 @@ def _asks_as_before(made_by: Mapping[str, str], made_from: Mapping[str, str | No
     return len(bits) == 1 and (len(texts) == 1 or texts <= shipped) and made_by["turns"] in ("none", f"at most {MAX_TURN}")
 
 
-def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted_tokens: int) -> None:
-    """Raise `StorageError` where ``folder`` has no room for the bundle and for what is saved on the way."""
-    needed = space_needed(decoder, keep_float=keep_float, fitted_tokens=fitted_tokens)
+def check_space(
+    folder: Path, decoder: Decoder, weights: int | None = None, *, keep_float: bool, fitted_tokens: int
+) -> None:
+    """Raise `StorageError` where ``folder`` has no room for the bundle, whose ``weights`` take so many bytes where that is
+    known, and for what is saved on the way."""
+    needed = weights or space_needed(decoder, keep_float=keep_float, fitted_tokens=fitted_tokens)
     free = shutil.disk_usage(folder).free + folder_bytes(folder)
     if free < needed:
         raise StorageError(

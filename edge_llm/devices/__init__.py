@@ -43,6 +43,11 @@ def check_device(name: str) -> None:
         raise no_device(name, f"this version runs on: {', '.join(device_forms())}")
 
 
+def has_card(name: str) -> bool:
+    """Whether the device ``name`` of this folder multiplies on a card, or stands for one that does."""
+    return name.partition(":")[0] in _FILES.keys() - {"host"}
+
+
 def open_device(name: str, options: DeviceOptions) -> Device:
     """The device ``name``.
 

@@ -20,7 +20,7 @@ from edge_llm.config import (
     ModelConfig,
     RuntimeConfig,
 )
-from edge_llm.devices import check_device, open_device
+from edge_llm.devices import check_device, has_card, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
 from edge_llm.engine.affinity import bind
@@ -37,6 +37,7 @@ from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.schemes import is_in_blocks
 from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
@@ -253,6 +254,11 @@ def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
     one that is missing here.
     """
     assert runtime.threads is not None
+    if has_card(runtime.device) and any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
+        raise DeviceError(
+            f"the device `{shown(runtime.device)}` multiplies INT8, and this model is kept in the blocks of a GGUF file; "
+            "import the file with --weights int8 for it, or use --device host"
+        )
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, None, "card_memory")
     options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)
     return open_device(runtime.device, options)

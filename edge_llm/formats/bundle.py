@@ -101,8 +101,9 @@ class Bundle:
 
     @property
     def activations(self) -> str:
-        """The scales that it was made for, one of `ACTIVATIONS`."""
-        return ROW if any(facts.get("activations") == ROW for facts in self.facts.values()) else STATIC
+        """The scales that it was made for, one of `ACTIVATIONS`; where no linear has a static one, those of rows."""
+        is_static = any("input_scale" in facts for facts in self.facts.values())
+        return ROW if not is_static or any(facts.get("activations") == ROW for facts in self.facts.values()) else STATIC
 
     def with_static_scales(self) -> Bundle:
         """The same, for a device whose activations have one scale for all rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import math
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,12 +30,12 @@ from edge_llm.formats.manifest import (
     MANIFEST,
     SIDE_FILES,
     SOURCE_FILES,
-    VERSION,
     WEIGHTS,
     encode_manifest,
     head_turns_record,
-    linear_record,
+    linear_records,
     tensor_record,
+    version_of,
 )
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
@@ -67,19 +68,30 @@ class BundleWriter:
 
     def add(self, name: str, array: np.ndarray) -> None:
         """Append one tensor."""
-        array = np.ascontiguousarray(array)
+        self.add_runs(name, array.shape, [np.ascontiguousarray(array)], array.dtype)
+
+    def add_runs(self, name: str, shape: Sequence[int], runs: Iterable[np.ndarray], dtype: np.dtype[Any]) -> None:
+        """Append a tensor in runs along its first dimension; those of `TABLES` are of whole pieces, but for the last."""
         block = _block_of(name)
         offset = align(self._offset, TENSOR_ALIGNMENT if block == self._block else BLOCK_ALIGNMENT)
-        data = array.reshape(-1).view(np.uint8)
+        nbytes = math.prod(shape) * dtype.itemsize
+        tensor = TensorRange(name, dtype.name, tuple(shape), offset, nbytes, 0)
         self._out.write(bytes(offset - self._offset))
-        self._out.write(data)
-        tensor = TensorRange(name, array.dtype.name, array.shape, offset, array.nbytes, 0, crc32c(data))
-        if name in TABLES:
-            starts = range(0, len(data), tensor.piece_bytes)
-            pieces = tuple(crc32c(data[start : start + tensor.piece_bytes]) for start in starts)
-            tensor = dataclasses.replace(tensor, pieces=pieces)
-        self._tensors.append(tensor)
-        self._offset = offset + array.nbytes
+        crc, done, pieces = 0, 0, []
+        for run in runs:
+            data = run.reshape(-1).view(np.uint8)
+            self._out.write(data)
+            crc = combine_crc32c(crc, crc32c(data), len(data)) if done else crc32c(data)
+            if name in TABLES:
+                if done % tensor.piece_bytes:
+                    raise ValueError(f"a run of `{name}` ends within a piece")
+                starts = range(0, len(data), tensor.piece_bytes)
+                pieces += [crc32c(data[start : start + tensor.piece_bytes]) for start in starts]
+            done += len(data)
+        if done != nbytes:
+            raise ValueError(f"the runs of `{name}` have {done} bytes, its shape {nbytes}")
+        self._tensors.append(dataclasses.replace(tensor, crc32c=crc, pieces=tuple(pieces)))
+        self._offset = offset + nbytes
         self._block = block
 
     def written(self) -> list[TensorRange]:
@@ -137,10 +149,10 @@ class BundleWriter:
                 return (facts or {}).get(name, {})
             return {"input_scale": float(input_scales[name])} | ({} if shadows is None else {"shadow": shadows[name]})
 
-        linears = {name: linear_record(one, said(name, one)) for name, one in decoder.linears().items()}
+        linears = linear_records(decoder, {name: said(name, one) for name, one in decoder.linears().items()})
         fields = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": version_of(decoder),
             "created_with": created_with,
             "source": dict(source),
             "model": model_record(config),

@@ -91,6 +91,13 @@ class GgufFile:
                 )
         return out.reshape(info.shape)
 
+    def read_raw(self, info: GgufTensor) -> np.ndarray:
+        """The bytes of the tensor as they are."""
+        self._file.check_unchanged()
+        found = np.empty(info.nbytes, np.uint8)
+        self._file.read_into(found, info.offset)
+        return found
+
     def close(self) -> None:
         self._file.close()
 
@@ -144,6 +151,10 @@ class GgufModel:
         """`GgufFile.read` of the tensor ``name``, or of ``rows`` of it."""
         info = self.tensor(name)
         return self._of[name].read(info if rows is None else info.rows(rows.start, len(rows)))
+
+    def read_raw(self, name: str, rows: range) -> np.ndarray:
+        """`GgufFile.read_raw` of ``rows`` of the matrix ``name``."""
+        return self._of[name].read_raw(self.tensor(name).rows(rows.start, len(rows)))
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; without a ``default`` one that is missing raises `InvalidModel`."""

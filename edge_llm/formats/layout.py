@@ -22,7 +22,7 @@ from edge_llm.schemes import TensorSpec, linear_tensors
 BLOCK_ALIGNMENT = 4096
 TENSOR_ALIGNMENT = 64
 PIECE_BYTES = 64 << 10
-TABLES = ("embedding.tiles", "embedding.codes", "output.tiles", "output.codes")
+TABLES = tuple(f"{table}.{integers}" for table in ("embedding", "output") for integers in ("tiles", "codes", "blocks"))
 """Tensors of which parts are read alone, so each piece of them has a checksum of its own."""
 DTYPES = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32, "float16": np.float16, "float32": np.float32}
 

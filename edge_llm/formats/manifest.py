@@ -21,14 +21,16 @@ from edge_llm.formats.older import llama_config
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.linear import Linear
-from edge_llm.schemes import Facts, scheme_of, schemes
-from edge_llm.schemes.parts import is_multiplied_as_int8, schemes_in
+from edge_llm.schemes import Facts, is_in_blocks, is_known, scheme_of, schemes
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 from kernels.pointwise import MAX_TURN, is_turn
 
 FORMAT = "edge-llm-bundle"
-VERSION = 4
+VERSION = 5
+WITHOUT_BLOCKS = 4
+"""The version of bundles that have nothing in blocks, which older programs read, too."""
 OLDEST_VERSION = 1
 """Bundles of version 1 name no weight schemes: all linears are `DEFAULT_SCHEME`.  Those of version 2 turn nothing, and those of
 version 3 say the numbers of a Llama in place of a description."""
@@ -143,8 +145,13 @@ def _other_linears() -> CorruptBundle:
 
 
 def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
-    """The weight scheme of every linear; ``raw`` must list the model's linears in order, in their shapes."""
+    """The weight scheme of every linear; ``raw`` must list the model's linears in order, in their shapes.
+
+    An embedding in blocks that is not the output matrix too stands before them.
+    """
     linears = decoder.linears()
+    if "embedding" in raw and not decoder.tied:
+        linears = {"embedding": decoder.table, **linears}
     if list(raw) != list(linears):
         raise _other_linears()
     found: dict[str, str] = {}
@@ -155,7 +162,7 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
         if (record["rows"], record["columns"]) != (linear.rows, linear.columns):
             raise corrupt(f"linear `{name}` in the manifest does not have the model's shape")
         scheme = record.get("scheme", DEFAULT_SCHEME)
-        if not isinstance(scheme, str) or not set(schemes()).issuperset(schemes_in(scheme)):
+        if not isinstance(scheme, str) or not is_known(scheme):
             raise UnsupportedModel(
                 f"linear `{name}` is stored by the weight scheme `{shown(scheme)}`, which this edge-llm does not have "
                 f"({', '.join(schemes())}); upgrade edge-llm, or import the model again"
@@ -164,8 +171,10 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
             scheme_of(dataclasses.replace(linear, scheme=scheme))
         except ValueError:
             raise corrupt(f"linear `{name}` in the manifest has the weight scheme `{scheme}`, which does not suit it") from None
-        if name == "output" and scheme not in TABLE_SCHEMES:
+        if name == "output" and scheme not in TABLE_SCHEMES and not is_in_blocks(scheme):
             raise corrupt(f"the output matrix in the manifest has the weight scheme `{scheme}`, which takes layers alone")
+        if name == "embedding" and (not is_in_blocks(scheme) or len(record) != 3):
+            raise corrupt(f"the embedding in the manifest has the weight scheme `{scheme}`, which is not one of blocks")
         found[name] = scheme
     return found
 
@@ -198,6 +207,17 @@ def linear_record(linear: Linear, facts: Facts) -> dict[str, Any]:
     """The record of ``linear`` in the manifest."""
     turn = {"turn": linear.turn} if linear.turn else {}
     return {"rows": linear.rows, "columns": linear.columns, "scheme": linear.scheme} | turn | dict(facts)
+
+
+def linear_records(decoder: Decoder, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
+    """The records of all linears of ``decoder``, with what is said of each beside its shape."""
+    table = {"embedding": linear_record(decoder.table, {})} if not decoder.tied and is_in_blocks(decoder.table.scheme) else {}
+    return table | {name: linear_record(one, facts[name]) for name, one in decoder.linears().items()}
+
+
+def version_of(decoder: Decoder) -> int:
+    """The least version that can say how the weights of ``decoder`` are kept."""
+    return VERSION if any(is_in_blocks(one.scheme) for one in (decoder.table, *decoder.linears().values())) else WITHOUT_BLOCKS
 
 
 def head_turns_record(decoder: Decoder) -> dict[str, int]:

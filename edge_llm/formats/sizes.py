@@ -82,6 +82,7 @@ def sizes_by_kind(bundle: Bundle) -> dict[str, Sizes]:
     weights = {kind: sum(linear.rows * linear.columns for linear in group) for kind, group in kinds.items()}
     weights[TABLE] = 0 if bundle.decoder.tied else weights["output"]
     weights[VECTORS] = bundle.decoder.parameters - sum(weights.values())
+    kinds[TABLE] = [bundle.decoder.table]
     return {kind: Sizes(weights[kind], nbytes[kind], _schemes(kinds.get(kind, []))) for kind in nbytes if nbytes[kind]}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_llm.config import DEFAULT_SCHEME, ModelConfig
+from edge_llm.config import ModelConfig
 from edge_llm.operations.base import HIDDEN, HeadTurns
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Decoder:
     @property
     def table(self) -> Linear:
         """How the embedding is stored: as the output matrix where that is the embedding too, turned back when it is read."""
-        return self.output if self.tied else replace(self.output, scheme=DEFAULT_SCHEME, turn=0)
+        return self.output if self.tied else replace(self.output, scheme=self.embedding.scheme, turn=0)
 
     @property
     def vocab_size(self) -> int:
@@ -77,10 +77,12 @@ class Decoder:
         return HeadTurns(self.layers[0].attention.turn, self.layers[0].attention.value_turn)
 
     def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
-        """This decoder with the weight schemes that ``schemes`` gives, by the names that `linears` has."""
+        """This decoder with the weight schemes that ``schemes`` gives, by the names that `linears` has, and of an
+        ``embedding`` that is not the output matrix too."""
         layers = tuple(_with_schemes(layer, f"layers.{index}.", schemes) for index, layer in enumerate(self.layers))
         output = replace(self.output, scheme=schemes.get("output", self.output.scheme))
-        return replace(self, layers=layers, output=output)
+        embedding = replace(self.embedding, scheme=schemes.get("embedding", self.embedding.scheme))
+        return replace(self, embedding=embedding, layers=layers, output=output)
 
     def with_turns(self, turns: Mapping[str, int], heads: HeadTurns) -> Decoder:
         """This decoder with the ``turns`` of linears, by the names that `linears` has, and those of ``heads``."""

@@ -89,10 +89,13 @@ def _output_name(decoder: Decoder) -> str:
 
 def read_layer(source: WeightSource, layer: Layer) -> LayerWeights:
     """Read ``layer``; the peak is this layer plus one of its matrices."""
-    return LayerWeights(
-        linears={linear.name: _read_linear(source, layer.prefix, linear) for linear in layer.linears},
-        gains={gain.name: _read_gain(source, layer.prefix, gain) for gain in layer.gains},
-    )
+    linears = {linear.name: read_linear(source, layer.prefix, linear) for linear in layer.linears}
+    return LayerWeights(linears, read_gains(source, layer))
+
+
+def read_gains(source: WeightSource, layer: Layer) -> dict[str, np.ndarray]:
+    """The vectors of ``layer``, float32, by their names here."""
+    return {gain.name: _read_gain(source, layer.prefix, gain) for gain in layer.gains}
 
 
 def _read_gain(source: WeightSource, prefix: str, gain: Gain) -> np.ndarray:
@@ -101,16 +104,18 @@ def _read_gain(source: WeightSource, prefix: str, gain: Gain) -> np.ndarray:
     return values * np.float32(gain.factor) if gain.factor != 1 else values
 
 
-def _read_linear(source: WeightSource, prefix: str, linear: Linear) -> FloatLinear:
-    weight, bias = (_stacked(source, prefix, linear, kind) for kind in ("weight", "bias" if linear.bias else ""))
-    assert weight is not None
-    return FloatLinear(weight, bias)
+def read_linear(source: WeightSource, prefix: str, linear: Linear) -> FloatLinear:
+    """The float32 weight and bias of ``linear``, whose modules' names begin with ``prefix``."""
+    return FloatLinear(_stacked(source, prefix, linear, "weight"), read_bias(source, prefix, linear) if linear.bias else None)
 
 
-def _stacked(source: WeightSource, prefix: str, linear: Linear, kind: str) -> np.ndarray | None:
-    """The tensors ``kind`` of the modules of ``linear``, one under the other; None for no ``kind``."""
-    if not kind:
-        return None
+def read_bias(source: WeightSource, prefix: str, linear: Linear) -> np.ndarray:
+    """The bias float32 [N] of ``linear``, which has one."""
+    return _stacked(source, prefix, linear, "bias")
+
+
+def _stacked(source: WeightSource, prefix: str, linear: Linear, kind: str) -> np.ndarray:
+    """The tensors ``kind`` of the modules of ``linear``, one under the other."""
     if len(linear.sources) == 1:
         return _rows(source, prefix, linear.sources[0], kind)
     out = np.empty((linear.rows, linear.columns) if kind == "weight" else linear.rows, np.float32)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from edge_llm.config import DEFAULT_SCHEME
 from edge_llm.operations.base import HIDDEN, Op, Runnable
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 class Embedding(Runnable):
     """``writes`` = the rows of a table [rows, columns] that tokens number."""
 
+    CHOSEN: ClassVar[tuple[str, ...]] = ("scheme",)
+
     source: str
     """Its tensor in the source."""
     rows: int
@@ -22,7 +25,10 @@ class Embedding(Runnable):
     columns: int
     writes: str = HIDDEN
     factor: float = 1.0
-    """What the source's table is multiplied with.  Where the output matrix is the same table, the last norm divides by it."""
+    """What the source's table is multiplied with.  Where the output matrix is the same table, the last norm divides by it.
+    In blocks it cannot be in the table, so rows are multiplied with it when they are looked up."""
+    scheme: str = DEFAULT_SCHEME
+    """How the table is stored, where it is not the output matrix too."""
 
     def op(self) -> Op:
         """The look-up, on a device."""
@@ -32,7 +38,4 @@ class Embedding(Runnable):
         return {op.writes[0]: self.columns}
 
     def add_call(self, call: HostCall) -> None:
-        table, out = call.table, call.buffers[call.op.writes[0]]
-        (integers,) = table.integers.values()
-        hot = table.hot_index, table.hot_weight
-        call.native.embedding(integers, table.columns, table.weight_scale, *hot, out=out, turn=table.turn)
+        call.table.add_rows(call.native, self.factor, out=call.buffers[call.op.writes[0]])

@@ -67,20 +67,11 @@ class HostPages(Protocol):
 
 
 class HostTable(Protocol):
-    """A table whose rows are looked up: W [N, K] with its hot columns apart."""
+    """A table whose rows are looked up: W [N, K]."""
 
-    @property
-    def integers(self) -> Mapping[str, np.ndarray]: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def weight_scale(self) -> np.ndarray: ...
-    @property
-    def hot_index(self) -> np.ndarray: ...
-    @property
-    def hot_weight(self) -> np.ndarray: ...
-    @property
-    def turn(self) -> int: ...
+    def add_rows(self, program: Program, factor: float, *, out: np.ndarray) -> None:
+        """Add the look-up of the rows that tokens number, times ``factor``."""
+        ...
 
 
 class HostCall(Protocol):

@@ -11,23 +11,32 @@ import numpy as np
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
-from edge_llm.schemes.parts import Parts, parts_of, takes_codes
+from edge_llm.schemes.blocks import KINDS, Blocks, is_in_blocks, parts_in_blocks
+from edge_llm.schemes.parts import Parts, parts_of, schemes_in, takes_codes
 
 __all__ = [
-    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "linear_tensors",
-    "scheme_of", "schemes",
+    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "is_in_blocks", "is_known",
+    "linear_tensors", "scheme_of", "schemes",
 ]  # fmt: skip
 
-_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16}
+_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16, **{name: Blocks(name) for name in KINDS}}
 
 
 def schemes() -> tuple[str, ...]:
-    """The names of all schemes."""
-    return tuple(_SCHEMES)
+    """The names of all schemes that floats may become."""
+    return tuple(name for name in _SCHEMES if name not in KINDS)
+
+
+def is_known(scheme: str) -> bool:
+    """Whether linears may have ``scheme``, which may name one for each of their sources."""
+    return _SCHEMES.keys() >= set(schemes_in(scheme))
 
 
 def scheme_of(linear: Linear) -> Scheme:
     """The scheme of a linear.  Raises ValueError for an unknown one, and for one that does not suit it."""
+    if is_in_blocks(linear.scheme):
+        parts_in_blocks(linear)
+        return Blocks(linear.scheme)
     if linear.scheme in _SCHEMES and takes_codes(linear):
         return _SCHEMES[linear.scheme]
     return Parts(linear.scheme, parts_of(linear), _SCHEMES)

@@ -193,6 +193,12 @@ class Int8Product:
         program.linear(x, self.native, add=add, shadow=merged, gain=gain, eps=eps, gate=gate, out=out)
         return True
 
+    def add_rows(self, program: Program, factor: float, *, out: np.ndarray) -> None:
+        """Add the look-up of the rows that tokens number; a table has ``factor`` in it already."""
+        (integers,) = self.integers.values()
+        hot = self.hot_index, self.hot_weight
+        program.embedding(integers, self.columns, self.weight_scale, *hot, out=out, turn=self.turn)
+
 
 @dataclass(frozen=True)
 class Int8Weight(Int8Product):

@@ -86,9 +86,16 @@ class Part(NamedTuple):
 
 def parts_of(linear: Linear) -> list[Part]:
     """The parts of ``linear`` in order.  Raises ValueError where its scheme does not suit it."""
+    if not takes_codes(linear) or not is_multiplied_as_int8(linear.scheme):
+        raise ValueError(f"`{linear.name}` cannot have the scheme `{linear.scheme}`")
+    return in_parts(linear)
+
+
+def in_parts(linear: Linear) -> list[Part]:
+    """`parts_of` of any schemes: sources that follow each other with one scheme are a part."""
     schemes = schemes_in(linear.scheme)
     suits = len(schemes) == 1 or (sources_may_differ(linear) and len(schemes) == len(linear.sources))
-    if not suits or not takes_codes(linear) or not is_multiplied_as_int8(linear.scheme) or joint_name(schemes) != linear.scheme:
+    if not suits or joint_name(schemes) != linear.scheme:
         raise ValueError(f"`{linear.name}` cannot have the scheme `{linear.scheme}`")
     if len(schemes) == 1:
         return [Part(linear.scheme, slice(0, linear.rows))]

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from edge_llm.config import ModelConfig
+from edge_llm.formats.gguf_blocks import BlockType
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
@@ -148,3 +149,16 @@ class Source(Protocol):
     def __enter__(self) -> Source: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+@runtime_checkable
+class BlockSource(PackedSource, Source, Protocol):
+    """A source whose matrices are in blocks of ggml."""
+
+    def block_type(self, name: str) -> BlockType:
+        """ggml's type of a tensor."""
+        ...
+
+    def raw_rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """The bytes of the rows ``numbers`` (int64 [M], not empty) of a matrix in its type: uint8 [M, bytes of a row]."""
+        ...

@@ -18,6 +18,7 @@ import numpy as np
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import open_gguf
+from edge_llm.formats.gguf_blocks import BlockType
 from edge_llm.models import describe, load_config
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.gguf_config import config_of
@@ -100,6 +101,12 @@ class GgufSource:
 
     def read(self, name: str) -> np.ndarray:
         return self._tensors.read(name)
+
+    def block_type(self, name: str) -> BlockType:
+        return self._tensors.block_type(name)
+
+    def raw_rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        return self._tensors.raw_rows(name, numbers)
 
     def tokenizer(self) -> Tokenizer:
         files = self.side_files()

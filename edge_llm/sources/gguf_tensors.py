@@ -9,6 +9,7 @@ import numpy as np
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
+from edge_llm.formats.gguf_blocks import TYPES, BlockType
 from edge_llm.formats.gguf_names import (
     FREQUENCIES,
     FUSED,
@@ -72,8 +73,31 @@ class GgufTensors:
         values = self._model.read(part.tensor, part.rows)
         if self._architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
             values -= np.float32(1)
+        heads = self._heads_in_pairs(name)
+        return values if heads is None else _halves(values, heads)
+
+    def block_type(self, name: str) -> BlockType:
+        """ggml's type of the tensor ``name``."""
+        return TYPES[0] if name in self._zeros else self._model.tensor(self._parts.get(name, _Part(name)).tensor).kind
+
+    def raw_rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """The bytes of the rows ``numbers`` (int64 [M], not empty) of the matrix ``name`` as in the file: uint8 [M, B].
+
+        All bytes between the first and the last of them in the file are read.
+        """
+        part = self._parts.get(name, _Part(name))
+        heads = self._heads_in_pairs(name)
+        if heads is not None:
+            numbers = _halves(np.arange(self.shape(name)[0]), heads)[numbers]
+        first, end = int(numbers.min()), int(numbers.max()) + 1
+        start = 0 if part.rows is None else part.rows.start
+        raw = self._model.read_raw(part.tensor, range(start + first, start + end)).reshape(end - first, -1)
+        return raw if np.array_equal(numbers, np.arange(first, end)) else raw[numbers - first]
+
+    def _heads_in_pairs(self, name: str) -> int | None:
+        """Heads of a tensor whose rows are in pairs in the file; None for any other."""
         heads = {"q_proj": self._attention.heads, "k_proj": self._attention.kv_heads}.get(name.split(".")[-2])
-        return values if heads is None or self._architecture not in TURNED_IN_PAIRS else _halves(values, heads)
+        return heads if self._architecture in TURNED_IN_PAIRS else None
 
     def _add(self, own: str) -> None:
         for name, part in self._found(own):

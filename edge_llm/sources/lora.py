@@ -115,6 +115,11 @@ class AdaptedSource:
         self.config: ModelConfig = load_config(plain_settings(self._settings())) if self._untied else source.config
         self._stamps = [stamp(file) for file in self._files]
 
+    @property
+    def original(self) -> Source:
+        """What the adapters are merged into."""
+        return self._source
+
     def names(self) -> list[str]:
         names = self._source.names()
         return [*names, OUTPUT] if self._untied and OUTPUT not in names else names

@@ -1,8 +1,8 @@
 """A matrix that stays on flash: rows of it by number, or all of it in blocks, each piece checked as it is read.
 
 A step takes a few rows of the embedding and multiplies the output matrix once, so neither needs to lie in memory.  The
-pieces (`TensorRange.pieces`) are runs of whole panels; only the tiles or codes stay on flash, the vectors beside them are small
-and resident.
+pieces (`TensorRange.pieces`) are runs of whole panels; only the tiles, codes or blocks stay on flash, the vectors beside them
+are small and resident.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, DTYPES, TensorRange, align
 from edge_llm.formats.manifest import WEIGHTS
-from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.schemes.tables import Table, gather, gathered, part
+from edge_llm.schemes.tables import Table, empty_rows, gather, gathered, part
 from edge_llm.weights.ring import Ring, in_turn
 from kernels.range_reader import RangeReader
 from kernels.types import TILE_CHANNELS
@@ -43,7 +42,7 @@ _Run = tuple[int, int]
 
 
 class FlashTable:
-    """The matrix ``tensor`` of ``bundle``; ``resident`` is the linear without its tiles or codes.
+    """The matrix ``tensor`` of ``bundle``; ``resident`` is the linear without its tiles, codes or blocks.
 
     Its reads through ``reader`` overtake those of layers, because the caller waits for rows and blocks.  `rows` and `blocks`
     raise `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
@@ -63,9 +62,9 @@ class FlashTable:
         self._flash = _FlashRuns(bundle, tensor, reader, file)
         self._close = weakref.finalize(self, file.close)
 
-    def rows(self, tokens: np.ndarray) -> Int8Weight:
+    def rows(self, tokens: np.ndarray) -> Table:
         """A linear whose row i is row ``tokens[i]`` (int64 [M]) of the matrix."""
-        rows = np.empty((len(tokens), self._resident.columns), np.int8)
+        rows = empty_rows(self._resident, len(tokens))
         order = np.argsort(tokens)
         pieces = tokens[order] // self._piece_rows
         runs = list(_runs(np.unique(pieces).tolist()))
@@ -126,7 +125,7 @@ class _FlashRuns:
         self._sound: set[_Run] = set()  # runs that hold what they may; under the same checksums they always will
 
     def ring(self, buffers: int, pieces: int) -> Ring[_Run, np.ndarray]:
-        """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles or codes."""
+        """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles, codes or blocks."""
         return Ring(direct_buffers(buffers, _buffer_bytes(self._tensor, pieces)), self._start, self._open)
 
     def _start(self, run: _Run, buffer: np.ndarray, urgent: bool) -> RangeReading:

@@ -29,5 +29,6 @@ void bind_memory(nb::module_& module);
 void bind_w4(nb::module_& module);
 void bind_gptq(nb::module_& module);
 void bind_half(nb::module_& module);
+void bind_blocks(nb::module_& module);
 
 }  // namespace edge

@@ -72,6 +72,24 @@ class Program {
     add_linear(call, {x, weight, bias, add, gain}, out);
   }
 
+  void block_linear(nb::handle x, nb::handle linear_arg, nb::handle bias, nb::handle add, nb::handle gain, double eps, int gate,
+                    double limit, nb::handle out) {
+    BlockCall call(x, nb::cast<const BlockLinear&>(linear_arg), bias, add, gain, eps, gate, limit);
+    add_linear(call, {x, linear_arg, bias, add, gain}, out);
+  }
+
+  void block_embedding(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, double factor, nb::handle out) {
+    BlockRowsCall call(panels, kind, channels, columns, static_cast<float>(factor));
+    const int64_t rows = read<float, 2>(out, "out").shape[0];
+    const nb::object written = call.write_to(out, rows);
+    keep({panels, written}, rows);
+    tokens_ = std::min(tokens_, call.weight.channels);
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
+      call.run(rows.count, rows.tokens, pool);
+      return nullptr;
+    });
+  }
+
   void embedding(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out,
                  int64_t turn) {
     EmbeddingCall call(integers, columns, scale, hot, hot_weight, turn);
@@ -306,6 +324,8 @@ void bind_program(nb::module_& module) {
       .def(nb::init<>())
       .def("linear", &Program::linear, any, any, any, flag, any, number, number, number, any)
       .def("half_linear", &Program::half_linear, any, any, any, any, any, number, number, number, any)
+      .def("block_linear", &Program::block_linear, any, nb::arg(), any, any, any, number, number, number, any)
+      .def("block_embedding", &Program::block_embedding, any, number, number, number, number, any)
       .def("embedding", &Program::embedding, any, number, any, any, any, any, number)
       .def("rms_norm", &Program::rms_norm, any, any, number, any, any)
       .def("layer_norm", &Program::layer_norm, any, any, any, number, any, any)

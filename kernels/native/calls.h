@@ -57,6 +57,40 @@ struct HalfCall {
   int64_t rows;  // of the arrays
 };
 
+// A weight in blocks, checked once; it keeps its arrays alive.
+struct BlockLinear {
+  std::vector<nb::object> arrays;
+  std::vector<BlockPanels> parts;  // in the order of their channels
+  int64_t channels = 0, columns = 0;
+
+  // Whether gate and up channels meet tile by tile.
+  bool gated_in_one_pass() const { return parts.size() == 1 && channels % (2 * kTileChannels) == 0; }
+};
+
+struct BlockCall {
+  BlockCall(nb::handle x, const BlockLinear& linear, nb::handle bias, nb::handle add, nb::handle gain, double eps, int gate,
+            double limit);
+  nb::object write_to(nb::handle out);              // None: a new array
+  bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
+  int64_t width() const { return args.width(); }    // of `out`
+  void set_out(float* to) { args.out = to; }
+
+  std::vector<BlockPanels> parts;
+  BlockLinearArgs args = {};
+  int64_t rows;  // of the arrays
+};
+
+// Look-ups of embeddings in blocks, times a factor.
+struct BlockRowsCall {
+  BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, float factor);
+  nb::object write_to(nb::handle out, int64_t rows);
+  void run(int64_t count, const int64_t* tokens, ThreadPool& pool) const;
+
+  BlockPanels weight;
+  float factor;
+  float* out = nullptr;
+};
+
 struct NormCall {
   NormCall(nb::handle x, nb::handle gain, float eps, nb::handle add);
   nb::object write_to(nb::handle out);

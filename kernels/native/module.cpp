@@ -62,4 +62,5 @@ NB_MODULE(_native, module) {
   bind_w4(module);
   bind_gptq(module);
   bind_half(module);
+  bind_blocks(module);
 }

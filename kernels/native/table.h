@@ -3,6 +3,7 @@
 #pragma once
 
 #include "table_attention.h"
+#include "table_blocks.h"
 #include "table_embedding.h"
 #include "table_floats.h"
 #include "table_gptq.h"
@@ -25,6 +26,7 @@ struct KernelTable {
   CodeKernels codes;
   FitKernels fit;
   HalfKernels half;
+  BlockKernels blocks;
 };
 
 }  // namespace edge

@@ -6,6 +6,7 @@
 #include "vec.h"
 
 #include "attention.h"
+#include "blocks.h"
 #include "embedding.h"
 #include "floats.h"
 #include "gptq.h"
@@ -25,7 +26,7 @@ namespace EDGE_VARIANT {
 extern const KernelTable table;
 const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels,
                            sampling_kernels, float_kernels, embedding_kernels,
-                           code_kernels, fit_kernels, half_kernels};
+                           code_kernels, fit_kernels, half_kernels, block_kernels};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from kernels.activation import SILU, Activation
+from kernels.blocks import BlockKind
 from kernels.reference.attention import PAGE, paged_attention, rope_append
+from kernels.reference.blocks import block_linear, rows_of
 from kernels.reference.embedding import embedding
 from kernels.reference.half_linear import half_linear
 from kernels.reference.linear import linear
@@ -66,6 +68,27 @@ class Program:
             n = len(rows.positions)
             into = rows.out if out is None else out[:n]
             half_linear(x[:n], weight, add=None if add is None else add[:n], out=into, **how)
+
+        self._calls.append(call)
+
+    def block_linear(
+        self, x: F32, weight: list[tuple[U8, BlockKind, int]], *, out: F32 | None, add: F32 | None = None, **how: Any
+    ) -> None:
+        if out is None:
+            self._late = sum(channels for _, _, channels in weight)
+
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            into = rows.out if out is None else out[:n]
+            block_linear(x[:n], weight, add=None if add is None else add[:n], out=into, **how)
+
+        self._calls.append(call)
+
+    def block_embedding(
+        self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32, factor: float = 1.0
+    ) -> None:
+        def call(rows: ProgramRows) -> None:
+            out[: len(rows.tokens)] = rows_of(panels, kind, columns, rows.tokens) * np.float32(factor)
 
         self._calls.append(call)
 

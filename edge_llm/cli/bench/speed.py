@@ -33,7 +33,7 @@ from edge_llm.cli.bench.words import WORDS
 from edge_llm.cli.options import Command, SharedOption, add_options, float_option
 from edge_llm.cli.terminal import note, progress_bar
 from edge_llm.cli.values import NewFile, Real
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import BLOCKS, RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -126,7 +126,8 @@ def _kv_option(*names: str) -> Callable[[Command], Command]:
     "peers",
     multiple=True,
     help="Measure others in turns, with -b and -ub too: llama.cpp[:TYPE][:fa|nofa] with "
-    "q8_0, q4_0, q4_0-pure, q4_k_m, iq4_xs or f16, genai[:int4|int8], openvino[:int4|int8], torch; a list.",
+    "q8_0, q4_0, q4_0-pure, q4_k_m, iq4_xs, f16 or file (that of MODEL, the default where it is kept in the blocks of a GGUF "
+    "file), genai[:int4|int8], openvino[:int4|int8], torch; a list.",
 )
 @click.option(
     "--quality-text",
@@ -168,6 +169,8 @@ def bench_command(
     _refuse_unmeasured(options, runtime)
     model = bench_model(options)
     with open_bundle(model.folder) as bundle:
+        if bundle.manifest["source"].get("weights") == BLOCKS:
+            peers = parse_peers(options["peers"], tests, of_file=True)
         runtimes = [replace(runtime, threads=count) for count in threads] or [runtime]
         settings = BenchSettings(
             label=model.label,

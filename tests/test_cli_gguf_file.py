@@ -1,0 +1,146 @@
+"""`run`, `chat` and `serve` take a GGUF file as MODEL: its blocks are laid out once, kept or not, and nobody is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from block_files import config, mixed, write_blocks
+
+from edge_llm.cli.main import run
+from edge_llm.convert import in_memory
+from edge_llm.convert.in_memory import import_into_memory
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.paths import model_folders
+
+ASK = ("once upon", "-n", "4", "--temperature", "0")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_blocks(tmp_path / "tiny.gguf", mixed)
+
+
+@pytest.fixture(autouse=True)
+def no_stdin(monkeypatch):
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        yield
+
+
+def names() -> list[str]:
+    return sorted(name for name, _ in model_folders() if name != "builtin")
+
+
+def answer(capsys, *arguments) -> tuple[int, str, str]:
+    code = run(["run", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_first_time_it_is_laid_out_and_then_it_is_here(file, capsys):
+    code, first, told = answer(capsys, file, *ASK)
+    assert code == 0 and first and "kept in the file's blocks" in told
+    assert names() == ["tiny"]
+    code, second, told = answer(capsys, file, *ASK)
+    assert (code, second) == (0, first) and "blocks" not in told
+    assert answer(capsys, "tiny", *ASK)[1] == first
+
+
+def test_nothing_is_kept_where_nothing_is_to_be(file, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path)
+    monkeypatch.setattr(in_memory.atexit, "register", lambda work, *given: ends.append((work, given)))
+    ends: list = []
+    code, lent, _ = answer(capsys, file, "--no-store", *ASK)
+    (folder,) = tmp_path.glob("edge-llm-*")
+    assert code == 0 and names() == [] and len(list(folder.iterdir())) == 1
+    for work, given in ends:
+        work(*given)
+    assert list(folder.iterdir()) == []
+    assert answer(capsys, file, *ASK)[1] == lent
+
+
+def test_a_process_that_is_killed_leaves_nothing_for_long(file, tmp_path):
+    """The next one removes what it left in memory."""
+    script = f"""
+import sys, time
+from pathlib import Path
+from edge_llm.convert import in_memory
+in_memory._MEMORY = Path({str(tmp_path)!r})
+print(in_memory.import_into_memory(Path({str(file)!r})), flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    left = Path(process.stdout.readline().strip())
+    with open_bundle(left) as bundle:
+        bundle.verify()
+    again = in_memory_at(tmp_path, file)
+    assert left.is_dir() and again.is_dir()  # the first is at work
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    in_memory_at(tmp_path, file)
+    assert not left.exists() and again.is_dir()
+
+
+def in_memory_at(parent: Path, file: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_memory, "_MEMORY", parent)
+        return import_into_memory(file)
+
+
+def test_a_folder_of_somebody_else_is_not_used(file, tmp_path):
+    planted = tmp_path / f"edge-llm-{os.getuid()}"
+    planted.mkdir(mode=0o777)
+    planted.chmod(0o777)
+    assert planted not in in_memory_at(tmp_path, file).parents
+
+
+def test_two_files_of_one_name_are_two_models(file, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    second = write_blocks(other / "tiny.gguf", lambda name: "q8_0")
+    first_answer, second_answer = answer(capsys, file, *ASK)[1], answer(capsys, second, *ASK)[1]
+    found = names()
+    assert len(found) == 2 and found[0] == "tiny" and found[1].startswith("tiny-")
+    assert answer(capsys, file, *ASK)[1] == first_answer
+    assert answer(capsys, second, *ASK)[1] == second_answer
+    assert names() == found
+
+
+def test_a_file_that_has_changed_is_laid_out_again(file, tmp_path, capsys):
+    answer(capsys, file, *ASK)
+    shutil.copy(write_blocks(tmp_path / "new.gguf", lambda name: "q8_0"), file)
+    os.utime(file, (time.time() + 100, time.time() + 100))
+    code, _, told = answer(capsys, file, *ASK)
+    assert code == 0 and "8.5 bits per weight" in told and names() == ["tiny"]
+
+
+def test_two_processes_that_open_it_first_at_once_both_answer(file):
+    command = [sys.executable, "-m", "edge_llm", "run", str(file), *ASK]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [one.communicate(timeout=120) for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    assert said[0][0] == said[1][0] != ""
+    assert names() == ["tiny"]
+
+
+def test_what_cannot_be_taken_is_one_line(file, tmp_path, capsys):
+    def refused(*arguments) -> tuple[int, str]:
+        code, said, told = answer(capsys, *arguments, *ASK)
+        assert said == "" and told.count("\n") == 1, told
+        return code, told
+
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(file.read_bytes()[:-100])
+    assert refused(damaged)[0] == 1
+    floats = write_blocks(tmp_path / "floats.gguf", lambda name: "", config())
+    code, told = refused(floats, "--no-store")
+    assert code == 2 and "--no-store is for a GGUF file in blocks" in told
+    assert names() == []
