@@ -18,9 +18,9 @@ import math
 import numpy as np
 
 from kernels import _native
-from kernels._native import Int8Linear, Reading, ThreadPool
+from kernels._native import BlockLinear, Int8Linear, Reading, ThreadPool
 from kernels.activation import SILU, Activation, numbers
-from kernels.blocks import BlockKind, BlockLinear
+from kernels.block_kinds import BlockKind
 from kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
 
 

@@ -15,7 +15,8 @@ from block_files import config, mixed, write_blocks
 
 from edge_llm.cli.main import run
 from edge_llm.convert import in_memory
-from edge_llm.convert.in_memory import import_into_memory
+from edge_llm.convert.importer import import_model
+from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import model_folders
 
@@ -73,7 +74,8 @@ import sys, time
 from pathlib import Path
 from edge_llm.convert import in_memory
 in_memory._MEMORY = Path({str(tmp_path)!r})
-print(in_memory.import_into_memory(Path({str(file)!r})), flush=True)
+from edge_llm.convert.importer import import_model
+print(import_model({str(file)!r}, target=in_memory.room_in_memory("tiny")), flush=True)
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -92,7 +94,7 @@ time.sleep(60)
 def in_memory_at(parent: Path, file: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(in_memory, "_MEMORY", parent)
-        return import_into_memory(file)
+        return import_model(file, target=room_in_memory("tiny"))
 
 
 def test_a_folder_of_somebody_else_is_not_used(file, tmp_path):

@@ -14,10 +14,11 @@ from pathlib import Path
 import click
 
 from edge_llm.cli.terminal import has_person, note, progress_as
+from edge_llm.config import BLOCKS
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.blocks import keeps_blocks
 from edge_llm.convert.importer import import_model
-from edge_llm.convert.in_memory import import_into_memory
+from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.convert.pace import slowness
 from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
@@ -193,7 +194,8 @@ def _lay_out(model: str, file: Path | None) -> str:
     if file is None:
         raise UsageError(f"--no-store is for a GGUF file in blocks, and `{shown(model)}` is not one", param="no_store")
     with progress_as("auto", Journey(None, slowness=slowness)) as draw:
-        return str(import_into_memory(file, progress=draw, notice=note))
+        room = room_in_memory(default_name(str(file)))
+        return str(import_model(file, target=room, weights=LayerBits(BLOCKS), progress=draw, notice=note))
 
 
 def _import(place: Place, name: str, *, overwrite: bool) -> str:

@@ -1,4 +1,4 @@
-"""A GGUF file whose blocks are laid out into memory: a bundle that goes with the process."""
+"""Room for a bundle that goes with the process."""
 
 from __future__ import annotations
 
@@ -7,29 +7,21 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from edge_llm.config import BLOCKS
-from edge_llm.convert.allocate import LayerBits
-from edge_llm.convert.importer import import_model
 from edge_llm.errors import StorageError
 from edge_llm.formats.leftovers import WRITING, clear_leftovers, hidden_sibling, lock_folder
-from edge_llm.progress import StageProgress
-from edge_llm.sources.names import default_name
 
 _MEMORY = Path("/dev/shm")
 """A file system that is in memory, on Linux."""
 
 
-def import_into_memory(
-    file: Path, *, progress: StageProgress | None = None, notice: Callable[[str], None] | None = None
-) -> Path:
-    """The folder of a bundle of ``file``, in memory where the system has files there; it is removed when this process ends.
+def room_in_memory(name: str) -> Path:
+    """Where a bundle called ``name`` can be written that is removed when this process ends.
 
-    What a killed process left is removed by the next one.  Raises as `import_model`.
+    It is in memory, where the system has files there.  What a killed process left is removed by the next one.  Raises
+    `StorageError`.
     """
-    name = default_name(str(file))
     try:
         parent = _own_folder()
         clear_leftovers(parent)
@@ -39,7 +31,7 @@ def import_into_memory(
     except OSError as error:
         raise StorageError(f"cannot keep `{name}` in memory: {error.strerror}; leave --no-store out") from error
     atexit.register(_remove, holder, os.getpid())
-    return import_model(file, target=holder / name, weights=LayerBits(BLOCKS), progress=progress, notice=notice)
+    return holder / name
 
 
 def _own_folder() -> Path:

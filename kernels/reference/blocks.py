@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.activation import Activation
-from kernels.blocks import GROUP, BlockKind
+from kernels.block_kinds import GROUP, BlockKind
 from kernels.reference.numeric import fma, into
 from kernels.reference.pointwise import gated, rms_norm
 from kernels.types import F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, U8

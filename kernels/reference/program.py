@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kernels.activation import SILU, Activation
-from kernels.blocks import BlockKind
+from kernels.block_kinds import BlockKind
 from kernels.reference.attention import PAGE, paged_attention, rope_append
 from kernels.reference.blocks import block_linear, rows_of
 from kernels.reference.embedding import embedding
