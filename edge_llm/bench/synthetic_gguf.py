@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -125,8 +125,13 @@ def quantize(source: Path, target: Path, quant: str) -> None:
         raise DeviceError(f"llama.cpp cannot quantize to `{quant}`: {words[-1]}")
 
 
-def write_random_gguf(path: Path, config: LlamaConfig, quant: str, seed: int = 0) -> None:
-    """Write the file tensor by tensor; `UsageError` for a shape that llama.cpp cannot hold in blocks of 32."""
+def write_random_gguf(
+    path: Path, config: LlamaConfig, quant: str, seed: int = 0, add_tokenizer: Callable[[Any], None] | None = None
+) -> None:
+    """Write the file tensor by tensor; `UsageError` for a shape that llama.cpp cannot hold in blocks of 32.
+
+    add_tokenizer: gives the writer one of `config.vocab_size` tokens; the file has none otherwise.
+    """
     import gguf
 
     tensors = list(matrices(config))
@@ -139,7 +144,7 @@ def write_random_gguf(path: Path, config: LlamaConfig, quant: str, seed: int = 0
             )
     kind = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0-pure": gguf.GGMLQuantizationType.Q4_0}[quant]
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.family])
-    describe_shape(writer, config)
+    describe_shape(writer, config, add_tokenizer)
     for matrix in tensors:
         if matrix.columns:
             shape = (matrix.rows, matrix.nbytes(quant) // matrix.rows)
@@ -155,7 +160,7 @@ def write_random_gguf(path: Path, config: LlamaConfig, quant: str, seed: int = 0
     writer.close()
 
 
-def describe_shape(writer: Any, config: LlamaConfig) -> None:
+def describe_shape(writer: Any, config: LlamaConfig, add_tokenizer: Callable[[Any], None] | None = None) -> None:
     """Give ``writer`` what llama.cpp wants to know of the model beside its tensors."""
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.hidden_size)
@@ -169,7 +174,10 @@ def describe_shape(writer: Any, config: LlamaConfig) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")  # speed has no words
+    if add_tokenizer is not None:
+        add_tokenizer(writer)
+    else:
+        writer.add_tokenizer_model("none")  # speed has no words
 
 
 def _random_values(matrix: Matrix, quant: str, random: np.random.Generator) -> np.ndarray:
