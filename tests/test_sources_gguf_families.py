@@ -23,8 +23,8 @@ from edge_llm.models import describe, families
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.weights import check_tensors
 from edge_llm.sources import open_source
-from edge_llm.sources.gguf_config import architectures, config_of
-from edge_llm.sources.gguf_families import ARCHITECTURE_OF, ARCHITECTURES, _share
+from edge_llm.sources.gguf_config import config_of
+from edge_llm.sources.gguf_families import ARCHITECTURE_OF, ARCHITECTURES, _share, architectures
 from edge_llm.sources.lora_places import wish
 
 TOKENS = list(range(20, 90))

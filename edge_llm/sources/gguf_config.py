@@ -7,8 +7,7 @@ from typing import Any
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
-from edge_llm.models import families
-from edge_llm.sources.gguf_families import ARCHITECTURES
+from edge_llm.sources.gguf_families import ARCHITECTURES, architectures, refusal
 from edge_llm.sources.refusals import adapter_refusal
 
 
@@ -29,20 +28,6 @@ def config_of(model: GgufModel) -> dict[str, Any]:
 def _base_of(adapter: GgufModel) -> str:
     """The repository of the model that ``adapter`` changes; empty where the file does not say."""
     return adapter.text("general.base_model.0.repo_url", "").removeprefix("https://huggingface.co/")
-
-
-def architectures() -> list[str]:
-    """Those that run."""
-    there = families()
-    return [name for name, one in ARCHITECTURES.items() if one.model_type in there]
-
-
-def refusal(where: str, architecture: str) -> UnsupportedModel:
-    """The error for an architecture that does not run."""
-    return UnsupportedModel(
-        f"{where} has the architecture `{shown(architecture)}`, which does not run from GGUF here; these do: "
-        f"{', '.join(architectures())}"
-    )
 
 
 def _refuse_what_is_more(model: GgufModel, name: str) -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
+from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
+from edge_llm.models import families
 from edge_llm.sources.gguf_rope import decimal, llama3_scaling, scaling_of
 
 _LARGEST_WINDOW = 1 << 27
@@ -172,6 +174,20 @@ ARCHITECTURES = {
 """By the name of `general.architecture`."""
 ARCHITECTURE_OF = {kind: name for name, one in ARCHITECTURES.items() for kind in (one.model_type, *one.others)}
 """By model type."""
+
+
+def architectures() -> list[str]:
+    """Those that run."""
+    there = families()
+    return [name for name, one in ARCHITECTURES.items() if one.model_type in there]
+
+
+def refusal(where: str, architecture: str) -> UnsupportedModel:
+    """The error for an architecture that does not run."""
+    return UnsupportedModel(
+        f"{where} has the architecture `{shown(architecture)}`, which does not run from GGUF here; these do: "
+        f"{', '.join(architectures())}"
+    )
 
 
 def _decoder(model: GgufModel, name: str, *, norm: str = "layer_norm_rms", part: bool = False) -> dict[str, Any]:

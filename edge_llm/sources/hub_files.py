@@ -12,7 +12,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.model_folder import MAX_INDEX_BYTES, MAX_INDEX_VALUES, MODEL, needed_shards
 from edge_llm.models import text_settings
-from edge_llm.sources.gguf_config import architectures, refusal
+from edge_llm.sources.gguf_families import architectures, refusal
 from edge_llm.sources.hub_download import RemoteFile
 from edge_llm.sources.hub_gguf import choose, is_only_gguf
 from edge_llm.sources.modelslim_files import description_of, files_of, weights_of

@@ -19,8 +19,7 @@ from edge_llm.formats.gguf import GgufModel, open_gguf
 from edge_llm.formats.gguf_names import NORMS_PLUS_ONE, TURNED_IN_PAIRS, WHOLE, layer_names
 from edge_llm.models import describe
 from edge_llm.sources.base import Source
-from edge_llm.sources.gguf_config import architectures
-from edge_llm.sources.gguf_families import ARCHITECTURE_OF, ARCHITECTURES
+from edge_llm.sources.gguf_families import ARCHITECTURE_OF, ARCHITECTURES, architectures
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 
 _MAX_ALPHA = 1e6
