@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from families import FAMILIES
 from gguf_files import Tensor, floats, gguf_bytes, in_pairs, tokenizer_pairs
 from safetensors.numpy import load_file
 
+IN_GGUF = [name for name in FAMILIES if name.partition(",")[0] not in ("glm", "nemotron", "starcoder2", "stablelm")]
+"""Those models of `FAMILIES` whose GGUF files are read."""
 GEMMA = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -36,8 +39,8 @@ LAYER = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-IN_PAIRS = ("granite", "smollm3", "mistral3")
-"""Whose converters come from Llama's."""
+IN_PAIRS = ("llama", "granite", "smollm3", "mistral3")
+"""Whose converters are or come from Llama's."""
 ARCHITECTURE = {
     "gemma3_text": "gemma3", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
 }  # fmt: skip

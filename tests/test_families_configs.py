@@ -25,7 +25,7 @@ SAME = [
     ("exaone4", {"attention_bias": True}),
     ("smollm3", {"layer_types": ["sliding_attention"] * 5, "sliding_window": 7}),
     ("smollm3", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 7}),
-    ("gemma3", {"hidden_activation": ..., "hidden_act": "relu"}),
+    ("gemma3_text", {"hidden_activation": ..., "hidden_act": "relu"}),
     ("ministral3", {"rope_parameters": ...}),
     ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
                                         "llama_4_scaling_beta": 0.1}}),

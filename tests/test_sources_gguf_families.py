@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from families import FAMILIES, family_folder
-from gguf_families import family_gguf, family_pairs, family_tensors
+from families import family_folder
+from gguf_families import IN_GGUF, family_gguf, family_pairs, family_tensors
 from gguf_files import floats, gguf_bytes, tokenizer_pairs
 from safetensors.numpy import load_file
 
@@ -31,11 +31,11 @@ TOKENS = list(range(20, 90))
 """More than any window, and than what the rotations were stretched from."""
 SAID = {"query_pre_attn_scalar": 16}
 """What a file leaves to the name of its architecture."""
-SAME = [name for name in FAMILIES if name not in ("hunyuan, alpha", "phi3, long")]
+SAME = [name for name in IN_GGUF if name not in ("hunyuan, alpha", "phi3, long")]
 """Whose descriptions are equal; a base with an alpha in it, and divisors that are no short decimals, are in float32."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=IN_GGUF)
 def both(request, tmp_path_factory):
     """A family's folder, and the GGUF file of it."""
     folder, _ = family_folder(tmp_path_factory.mktemp("family") / "hf", request.param)
@@ -116,7 +116,7 @@ PATTERN = "attention__sliding_window_pattern"
     [
         ("gemma2", {}, "lglglg"),
         ("gemma2", {"attention__sliding_window": None}, "lglglg"),
-        ("gemma3", {PATTERN: 3}, "llgllg"),
+        ("gemma3_text", {PATTERN: 3}, "llgllg"),
         ("olmo3", {PATTERN: None}, "lllgll"),
         ("olmo3", {PATTERN: [True, False] * 3}, "lglglg"),
         ("olmo3", {"block_count": 9, "nextn_predict_layers": 2, PATTERN: None}, "lllglll"),

@@ -26,6 +26,8 @@ from test_sources_gguf_families import SAID, change
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from edge_llm.config import INT8
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.gguf import open_gguf
 from edge_llm.formats.gguf_names import layer_names
@@ -117,7 +119,7 @@ def test_llama_cpp_has_the_same_logits_of_a_file_of_floats(kind, form, tmp_path)
 
 FULL_ATTENTION = {"sliding_window": None, "layer_types": None}
 AS_LLAMA_CPP = {
-    "gemma2": {}, "gemma3": {}, "olmo2": {}, "olmo3": {}, "smollm3": {}, "granite": {}, "granite, untied, with biases": {},
+    "gemma2": {}, "gemma3_text": {}, "olmo2": {}, "olmo3": {}, "smollm3": {}, "granite": {}, "granite, untied, with biases": {},
     "phi3": {"sliding_window": None}, "phi3, long": {}, "glm4": {}, "hunyuan": {}, "hunyuan, alpha": {}, "cohere2": {},
     "ministral3": {}, "exaone4": FULL_ATTENTION, "ernie4_5": {},
 }  # fmt: skip
@@ -173,7 +175,7 @@ def test_a_trained_file_has_llama_cpps_logits_and_greedy_tokens(prompts, tokens,
     with open_source(smollm2) as source:
         tokenizer, ours = source.tokenizer(), FloatModel(source, source.config)
         encoded = [tokenizer.encode(text, parse_special=True) for text in PROMPTS[:prompts]]
-        for named, path in files_of(smollm2, source, tmp_path):
+        for named, path in files_of(smollm2, tmp_path):
             peer = Peer(path)
             nearness, answers = compare(ours, peer, encoded, tokens)
             peer.close()
@@ -186,7 +188,7 @@ def test_a_trained_file_has_llama_cpps_logits_and_greedy_tokens(prompts, tokens,
 @pytest.mark.thorough(keep=1)
 def test_a_trained_file_imports_answers_and_is_its_folder(smollm2, tmp_path, edge_llm_home):
     LlamaFile(smollm2).write(tmp_path / "hf")
-    import_model(smollm2, "smol")
+    import_model(smollm2, "smol", weights=LayerBits(INT8))
     with open_source(smollm2) as mine, open_source(tmp_path / "hf") as theirs:
         assert mine.config == theirs.config and mine.quantization == "Q4_1"
         same_tokens(mine.tokenizer(), theirs.tokenizer(), 2500)

@@ -169,7 +169,7 @@ def test_a_gguf_adapter_of_the_tables(base: Path, tensors: Any, tmp_path: Path) 
     np.testing.assert_allclose(ours["model.norm.weight"], tensors["model.norm.weight"] * 3)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "granite", "cohere2", "ernie4_5", "smollm3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "granite", "cohere2", "ernie4_5", "smollm3"])
 def test_an_output_matrix_of_its_own_parts_from_the_embedding_in_every_family(family: str, tmp_path: Path) -> None:
     """Where config.json leaves the tie to the family, too, and where factors of the embedding were its own."""
     torch = pytest.importorskip("torch")
@@ -192,7 +192,7 @@ def test_modules_that_the_model_has_not_are_not_missed(base: Path, tensors: Any,
 
 def test_a_gguf_adapter_of_gemma_is_called_as_the_model_is(tmp_path: Path) -> None:
     """The family is `gemma3_text` in config.json, four norms have names of their own, and all are stored as 1 + w."""
-    folder, _ = family_folder(tmp_path / "m", "gemma3")
+    folder, _ = family_folder(tmp_path / "m", "gemma3_text")
     own = read_all(folder)
     matrices = pairs(own)
     norms = {name: values * 3 for name, values in own.items() if "layers.1." in name and "layernorm" in name}
