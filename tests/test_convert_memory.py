@@ -97,7 +97,7 @@ def test_no_more_disk_is_used_than_was_asked_for(
 ) -> None:
     used, asked = [0], []
 
-    def check(folder: Path, decoder: object, **facts: object) -> None:
+    def check(folder: Path, decoder: object, weights: int | None, **facts: object) -> None:
         asked.append(space_needed(decoder, **facts))  # type: ignore[arg-type]
 
     monkeypatch.setattr(importer, "check_space", check)

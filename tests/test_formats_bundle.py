@@ -21,7 +21,7 @@ from edge_llm.formats.bundle import aligned_empty, open_bundle
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, tensor_layout
-from edge_llm.formats.manifest import encode_manifest
+from edge_llm.formats.manifest import VERSION, encode_manifest
 from edge_llm.models import describe
 from edge_llm.models.layer import DescribedConfig
 from edge_llm.weights.resident import ResidentWeights
@@ -471,7 +471,7 @@ def test_behind_the_layers_stand_the_last_norm_and_the_output_matrix(bundle_fold
 
 
 def test_newer_version_is_said_so(bundle_folder: Path) -> None:
-    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=5, surprise={}))
+    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=VERSION + 1, surprise={}))
     with pytest.raises(UnsupportedModel, match="made by a newer edge-llm"):
         open_bundle(bundle_folder)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from block_files import config, mixed, random_blocks, write_blocks
 
+import kernels
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
@@ -18,6 +19,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import encode_manifest
 from edge_llm.operations.linear import Linear, SourceRows
+from edge_llm.runner.base import Segment
 from edge_llm.schemes import check_tensor, linear_tensors, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_of_rows, rows_in_panels
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
@@ -66,11 +68,34 @@ def test_every_way_gives_the_same_bits(bundle, way):
     assert np.array_equal(logits(bundle, **way), logits(bundle))
 
 
+def test_every_instruction_set_gives_the_same_bits(mixture):
+    before, found = kernels.isa(), []
+    try:
+        for isa in kernels.isa_variants():
+            kernels.use_isa(isa)
+            found.append(logits(mixture))
+    finally:
+        kernels.use_isa(before)
+    assert len(found) >= 2 and all(np.array_equal(one, found[0]) for one in found)
+
+
 def test_tokens_alone_are_tokens_in_a_prompt(bundle):
     runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=64), len(TOKENS))
     sequence = runner.open()
     steps = [runner.forward(sequence, [token], wanted=1)[0] for token in TOKENS]
     assert np.array_equal(np.stack(steps), logits(bundle))
+
+
+def test_a_batch_is_each_alone(bundle):
+    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=64, kv_tokens=512), len(TOKENS))
+    whole, lengths = logits(bundle), [12, 1, 5, 17, 2]
+    sequences = [runner.open() for _ in lengths]
+    for sequence, length in zip(sequences, lengths, strict=True):
+        runner.forward(sequence, TOKENS[:length])
+    for step in range(3):
+        at = [length + step for length in lengths]
+        found = runner.run([Segment(one, [TOKENS[place]]) for one, place in zip(sequences, at, strict=True)])
+        assert np.array_equal(np.concatenate(found), whole[at])
 
 
 @pytest.mark.parametrize("budget", ["45%", "60%", "90%"])

@@ -114,9 +114,8 @@ def import_command(
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
     cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  A checkpoint of GPTQ, AWQ, FP8 or
     compressed-tensors is read as the floats that it stands for; W8A8 of compressed-tensors and ModelSlim is taken over as it
-    is.  A GGUF file keeps its blocks, which takes seconds, unless other --weights are asked for.
-    A half-written model is never visible.
-    Where Ctrl-C, a kill or a full disk stopped it, the same command goes on, and gives the same model.
+    is.  A GGUF file keeps its blocks, which takes seconds, unless other --weights are asked for.  A half-written model is never
+    visible; where Ctrl-C, a kill or a full disk stopped it, the same command goes on, and gives the same model.
     """
     if bits is not None and weights != AUTO:
         raise UsageError(f"--bits is for --weights {AUTO}", param="bits")
@@ -127,10 +126,9 @@ def import_command(
     if fast and weights in (W4, AUTO):
         raise UsageError("--fast rounds INT8 weights; those of 4 bits are always fitted", param="fast")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
-    kept = DEFAULT_BITS if bits is None else bits
-    layer_bits = LayerBits(weights or INT8, kept, fixed, head, fit=not fast, or_blocks=weights is None)
-    journey = Journey(None if weights == BLOCKS else "fast" if fast else weights or INT8, slowness=slowness)
-    with progress_as(progress_form, journey) as draw:
+    kept, or_blocks = DEFAULT_BITS if bits is None else bits, weights is None
+    kind = None if weights == BLOCKS else "fast" if fast else weights or INT8
+    with progress_as(progress_form, Journey(kind, slowness=slowness)) as draw:
         folder = import_model(
             source,
             name,
@@ -140,7 +138,7 @@ def import_command(
             outliers=Outliers(shadow, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
             turn=None if turn is None else int(turn),
-            weights=layer_bits,
+            weights=LayerBits(weights or INT8, kept, fixed, head, fit=not fast, or_blocks=or_blocks),
             keep_float=keep_float,
             overwrite=overwrite,
             fresh=fresh,

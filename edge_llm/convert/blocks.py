@@ -17,7 +17,6 @@ from typing import TypeVar
 import numpy as np
 
 from edge_llm.config import BLOCKS, FLOAT16
-from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.calibrate import OFFSET_CONTEXT
 from edge_llm.convert.parallel import core_count
 from edge_llm.convert.turns import with_turns
@@ -39,8 +38,7 @@ from edge_llm.quant.blocks import Q8_0, can_scale, scaled, to_q8_0
 from edge_llm.schemes import float16, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_shape
 from edge_llm.schemes.parts import joint_name, schemes_in, sources_may_differ
-from edge_llm.sources.base import BlockSource, Source
-from edge_llm.sources.lora import AdaptedSource
+from edge_llm.sources.base import BlockSource
 from kernels import ThreadPool
 from kernels.blocks import GROUP, KINDS, BlockKind, lay_out
 from kernels.types import TILE_CHANNELS
@@ -218,50 +216,12 @@ class KeptBlocks:
         return to_q8_0(decode(own, raw).reshape(len(raw), columns) * np.float32(rows.factor), name)
 
 
-def chosen_weights(source: Source, weights: LayerBits) -> LayerBits:
-    """``weights``, or those of the blocks of ``source`` where these are asked for, or there and `LayerBits.or_blocks`.
-
-    Raises `UsageError` for a source without blocks, and for adapters.
-    """
-    base = source.original if isinstance(source, AdaptedSource) else source
-    if weights.kind == BLOCKS and not isinstance(base, BlockSource):
-        raise UsageError(
-            f"--weights {BLOCKS} keeps those of a GGUF file, and `{shown(source.path)}` is none; leave it out", param="weights"
-        )
-    if weights.kind != BLOCKS and not (weights.or_blocks and isinstance(base, BlockSource) and _has_kept(base, source)):
-        return replace(weights, or_blocks=False)
-    if base is not source:
-        raise UsageError(
-            "an adapter changes single weights, which the blocks of a GGUF file cannot hold; add --weights int8, or merge it "
-            "into the float model",
-            param="lora",
-        )
-    return LayerBits(BLOCKS)
-
-
-def _has_kept(base: BlockSource, source: Source) -> bool:
-    """Whether ``base``, the file of ``source``, has matrices whose blocks can be kept, and an embedding that can be beside."""
-    kinds = {base.block_type(name).name.lower() for name in source.names()}
-    return source.config.hidden_size % GROUP == 0 and not kinds.isdisjoint(KINDS)
-
-
 def keeps_blocks(file: Path) -> bool:
     """Whether ``file`` is a GGUF file with matrices that stay as they are.  Raises `InvalidModel` for a damaged one."""
     if not is_gguf(file):
         return False
     with open_gguf(file) as model:
         return any(info.kind.name.lower() in KINDS for info in model.tensors)
-
-
-def refuse_beside_blocks(**asked: bool) -> None:
-    """Raise `UsageError` for an option that was ``asked`` for and says how weights are quantized."""
-    option = next((name for name, is_asked in asked.items() if is_asked), None)
-    if option is not None:
-        raise UsageError(
-            f"--{option.replace('_', '-')} is for weights that are quantized here, and those of this file stay as they are; "
-            "leave it out, or add --weights int8",
-            param=option,
-        )
 
 
 def _table_of(decoder: Decoder) -> Linear:

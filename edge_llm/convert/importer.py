@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edge_llm.config import BLOCKS
 from edge_llm.convert.allocate import LayerBits
-from edge_llm.convert.blocks import chosen_weights, refuse_beside_blocks
 from edge_llm.convert.calibrate import read_calibration
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.job import Job
+from edge_llm.convert.keeping import chosen_weights
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.unfinished import Unfinished, refuse_second
 from edge_llm.errors import UsageError
@@ -63,8 +62,7 @@ def import_model(
     that cancel.  turn: the largest block of channels that is turned, 0: none (default: `MAX_TURN`; 0 where the mode of
     ``outliers`` is full or naive).  weights: how many bits the layers get, and whether INT8 is fitted (default: the blocks of a
     GGUF file that has them, else INT8, rounded; the command fits).  overwrite: replace another model of this name.  fresh: do
-    not go on where the same import was stopped.
-    notice: told a line at a time.
+    not go on where the same import was stopped.  notice: told a line at a time.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,
@@ -86,16 +84,9 @@ def import_model(
         clear_leftovers(target.parent)
         if fresh:
             remove_stopped(target)
-        weights, outliers = chosen_weights(opened, weights), outliers or Outliers()
-        if weights.kind == BLOCKS:
-            refuse_beside_blocks(
-                calibration=calibration is not None,
-                shadow=outliers.mode != Outliers().mode,
-                float16=bool(outliers.schemes),
-                no_fold=not fold,
-                turn=turn is not None,
-                keep_float=keep_float,
-            )
+        outliers = outliers or Outliers()
+        asked = {"calibration": calibration is not None, "turn": turn is not None, "keep_float": keep_float}
+        weights = chosen_weights(opened, weights, outliers, no_fold=not fold, **asked)
         job = Job(opened, text, keep_float, outliers, fold, turn, weights, tell_progress, tell)
         state = existing(target, job.made_by, job.keep_float)
         if not _stays(target, state, overwrite, job):

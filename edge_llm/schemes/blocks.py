@@ -71,6 +71,12 @@ class BlocksWeight:
         return sum(self.channels)
 
     @property
+    def kind(self) -> BlockKind:
+        """That of a weight in one part."""
+        (found,) = self.kinds
+        return found
+
+    @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self.integers.values()) + (0 if self.bias is None else self.bias.nbytes)
 
@@ -115,8 +121,8 @@ class BlocksWeight:
 
     def add_rows(self, program: Program, factor: float, *, out: np.ndarray) -> None:
         """Add the look-up of the rows that tokens number, times ``factor``, of a table."""
-        (panels,), (kind,) = self.integers.values(), self.kinds
-        program.block_embedding(panels, kind, self.rows, self.columns, out=out, factor=factor)
+        (panels,) = self.integers.values()
+        program.block_embedding(panels, self.kind, self.rows, self.columns, out=out, factor=factor)
 
     def prepare(self, first: BlocksWeight) -> None:
         _ = self.native
@@ -144,7 +150,8 @@ class Blocks:
         """Of floats only Q8_0 is made; every other kind comes out of files."""
         if Q8_0.name != self.NAME:
             raise InvalidModel(f"`{name}` is in float; blocks of the kind {self.NAME} are taken over from GGUF files only")
-        return {PANELS: lay_out(to_q8_0(weight, name), Q8_0, *weight.shape, ThreadPool(1))}
+        rows, columns = weight.shape
+        return {PANELS: lay_out(to_q8_0(weight, name).reshape(-1), Q8_0, rows, columns, ThreadPool(1))}
 
     def open(self, linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> BlocksWeight:
         parts = parts_in_blocks(linear)

@@ -41,7 +41,7 @@ def part(table: Table, integers: np.ndarray, rows: slice) -> Table:
 def empty_rows(table: Table, count: int) -> np.ndarray:
     """Room for ``count`` rows of what `gather` gives of ``table``."""
     if isinstance(table, BlocksWeight):
-        return np.empty((count, row_bytes(*table.kinds, table.columns)), np.uint8)
+        return np.empty((count, row_bytes(table.kind, table.columns)), np.uint8)
     return np.empty((count, table.columns), np.int8)
 
 
@@ -51,7 +51,7 @@ def gather(table: Table, integers: np.ndarray, numbers: np.ndarray) -> np.ndarra
     int8 [M, K]; of blocks their bytes.
     """
     if isinstance(table, BlocksWeight):
-        return rows_in_panels(integers, *table.kinds, table.columns, numbers)
+        return rows_in_panels(integers, table.kind, table.columns, numbers)
     if not isinstance(table, W4Weight):
         return gather_rows(integers, numbers, table.columns)
     panels, places = np.unique(numbers // TILE_CHANNELS, return_inverse=True)
@@ -62,7 +62,7 @@ def gather(table: Table, integers: np.ndarray, numbers: np.ndarray) -> np.ndarra
 def gathered(table: Table, values: np.ndarray, numbers: np.ndarray) -> Int8Weight | BlocksWeight:
     """A weight whose row i is row ``numbers[i]`` of ``table``, of which ``values`` are what `gather` gave."""
     if isinstance(table, BlocksWeight):
-        return _of_panels(table, panels_of_rows(values, *table.kinds, table.columns), len(values))
+        return _of_panels(table, panels_of_rows(values, table.kind, table.columns), len(values))
     whole = table.with_tiles(no_channels(table.rows)) if isinstance(table, W4Weight) else table
     return _rows_of(replace(whole, tiles=pack_tiles(values)), numbers)
 
@@ -70,7 +70,7 @@ def gathered(table: Table, values: np.ndarray, numbers: np.ndarray) -> Int8Weigh
 def float_rows(table: Table, numbers: np.ndarray, factor: float) -> np.ndarray:
     """The rows ``numbers`` (int64 [M]) of ``table`` as float32 [M, K], times the ``factor`` of the embedding."""
     if isinstance(table, BlocksWeight):
-        found = rows_of(integers_of(table), *table.kinds, table.columns, numbers, ThreadPool(1))
+        found = rows_of(integers_of(table), table.kind, table.columns, numbers, ThreadPool(1))
         return found * np.float32(factor) if factor != 1 else found
     x = np.asarray(gather(table, integers_of(table), numbers) * table.weight_scale[numbers, None], np.float32)
     x[:, table.hot_index] = table.hot_weight[:, numbers].T
