@@ -22,7 +22,7 @@ from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
 from edge_llm.runner.order import AUTO, POLICIES
 from edge_llm.runner.runner import Int8Runner
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, SHADOW_PART
 from scheduler import CostModel, Policy, Span, TaskGraph, Trace
 

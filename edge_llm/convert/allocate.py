@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_llm.config import BLOCKS, INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.sensitive import check_names
-from edge_llm.convert.sensitivity import Costs
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder
@@ -23,7 +23,10 @@ from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import linear_tensors
-from edge_llm.schemes.parts import is_multiplied_as_int8, joint_name, sources_may_differ
+from edge_llm.schemes.joint import is_multiplied_as_int8, joint_name, sources_may_differ
+
+if TYPE_CHECKING:
+    from edge_llm.convert.sensitivity import Costs
 
 DEFAULT_BITS = 4.6
 AUTO = "auto"

@@ -37,7 +37,7 @@ from edge_llm.progress import StageProgress
 from edge_llm.quant.blocks import Q8_0, can_scale, scaled, to_q8_0
 from edge_llm.schemes import float16, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_shape
-from edge_llm.schemes.parts import joint_name, schemes_in, sources_may_differ
+from edge_llm.schemes.joint import joint_name, schemes_in, sources_may_differ
 from edge_llm.sources.base import BlockSource
 from kernels import ThreadPool
 from kernels.blocks import GROUP, KINDS, BlockKind, lay_out

@@ -33,7 +33,8 @@ from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned
 from edge_llm.quant.w4 import CodedWeight, stacked
 from edge_llm.schemes import Weight, scheme_of
-from edge_llm.schemes.parts import is_multiplied_as_int8, joined, parts_of
+from edge_llm.schemes.joint import is_multiplied_as_int8, parts_of
+from edge_llm.schemes.parts import joined
 from kernels import ThreadPool
 from kernels.floats import product
 

@@ -23,7 +23,7 @@ from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.taken import taken_from
 from edge_llm.convert.texts import coded_tokens, texts_of
-from edge_llm.convert.trial import held_out_sequences
+from edge_llm.convert.trial import Trial, held_out_sequences
 from edge_llm.convert.turns import with_turns
 from edge_llm.convert.usable import check_usable
 from edge_llm.convert.writing import Written, write_weights, written_before
@@ -51,7 +51,7 @@ from edge_llm.quant.quality import Quality
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.sources import Source
 from edge_llm.sources.base import BlockSource
 from edge_llm.text.ends import turn_end
@@ -267,7 +267,8 @@ class Job:
         """Write all weights; how near the bundle is to the float model on text that no weight was fitted to."""
         coder, held_out = self._coder(treated, sequences), held_out_sequences(self.tokenizer, self.config)
         decoder = self._model_of(treated)
-        parts = treated, coder, held_out, self.progress, saved, written, self.taken
+        trial = Trial(self.source, decoder, held_out, survey, treated) if held_out else None
+        parts = treated, coder, trial, self.progress, saved, written, self.taken
         quality = write_weights(writer, self.source, decoder, survey, *parts)
         for told in self.taken.told() if self.taken is not None else ():
             self.notice(told)

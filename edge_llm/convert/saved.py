@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.formats.bundle_writer import Output, storage_errors
 from edge_llm.formats.checksum import combine_crc32c
+from edge_llm.formats.output import Output, storage_errors
 from kernels.checksum import crc32c
 
 _PRESENT = ".saved"

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_llm.errors import StorageError
-from edge_llm.formats.bundle_writer import storage_errors, sync_folder
 from edge_llm.formats.leftovers import REMOVED, REPLACED, WRITING, held, hidden_sibling, lock_folder, move
+from edge_llm.formats.output import storage_errors, sync_folder
 
 
 class Staging:

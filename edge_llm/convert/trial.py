@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from edge_llm.config import DEFAULT_SCHEME, ModelConfig
 from edge_llm.convert.calibrate import HELD_OUT_TEXT, calibration_sequences, read_text
 from edge_llm.convert.parallel import core_count
+from edge_llm.convert.position import Arrays, Position
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
@@ -49,7 +50,6 @@ from edge_llm.text.tokenizer import Tokenizer
 from kernels import ThreadPool
 from kernels.floats import product
 
-Arrays = Mapping[str, np.ndarray]
 TOKENS = 1024
 """Of the held-out text; some more tell the KL better, and every import pays for them."""
 
@@ -61,16 +61,6 @@ def held_out_sequences(tokenizer: Tokenizer, config: ModelConfig) -> list[np.nda
     except UsageError:
         return []
     return [ids for ids in found if len(ids) > 1]
-
-
-@dataclass
-class Position:
-    """The hidden states between two layers."""
-
-    float_states: list[np.ndarray]
-    """Of the float model, float32 [T, hidden] of each sequence."""
-    bundle_states: np.ndarray
-    """Of the bundle, float32 [tokens, hidden] of all sequences."""
 
 
 class Trial:

@@ -22,7 +22,7 @@ from edge_llm.operations.base import FloatLinear, HeadTurns, LayerWeights
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.turning import block_of, turned_columns, turned_rows
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from kernels.pointwise import MAX_TURN
 
 

@@ -22,8 +22,8 @@ from edge_llm.convert.saved import Saved
 from edge_llm.convert.staging import publish
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.files import folder_bytes
-from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.leftovers import WRITING, hidden_sibling, lock_folder, lock_if_free, stopped_folder
+from edge_llm.formats.output import storage_errors
 
 _JOB = "job"
 _BUNDLE = "bundle"

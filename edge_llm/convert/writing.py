@@ -10,21 +10,22 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.config import W4
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
+from edge_llm.convert.position import Arrays, Position
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey
 from edge_llm.convert.taken import Taken
-from edge_llm.convert.trial import Arrays, Position, Trial
 from edge_llm.convert.turns import quantizable
-from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
+from edge_llm.formats.bundle_writer import BundleWriter, holds
 from edge_llm.formats.layout import TensorRange, layer_tensors
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.formats.output import storage_errors
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_output
 from edge_llm.operations.attention import KEY_OFFSET
@@ -37,6 +38,9 @@ from edge_llm.quant.quality import Quality
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turn_columns, turned
 from edge_llm.schemes import int8, scheme_of
+
+if TYPE_CHECKING:
+    from edge_llm.convert.trial import Trial
 
 _WRITTEN = "progress"  # not "written": earlier versions saved another form under that name
 
@@ -76,7 +80,7 @@ def write_weights(
     survey: Survey,
     kept: Mapping[str, Treatment],
     coder: Coder | None,
-    held_out: Sequence[np.ndarray],
+    trial: Trial | None,
     progress: StageProgress,
     saved: Saved,
     written: Written = NOTHING_WRITTEN,
@@ -86,9 +90,8 @@ def write_weights(
     that are ``taken`` over.
 
     Goes on after the layers that are ``written``; how far it gets is ``saved`` after each.
-    Returns how near the bundle is to the float model on the token ids that are ``held_out``, None where there are none.
+    Returns how near the bundle is to the float model on the text of the ``trial``, None without one.
     """
-    trial = Trial(source, decoder, held_out, survey, kept) if held_out else None
     if written.layers and coder:
         coder.go_on(written.coder)
     if written.layers and trial:

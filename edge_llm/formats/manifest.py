@@ -22,7 +22,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import Facts, is_in_blocks, is_known, scheme_of, schemes
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 from kernels.pointwise import MAX_TURN, is_turn

@@ -13,7 +13,7 @@ from typing import Any
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.linear import Linear
-from edge_llm.schemes.parts import schemes_in
+from edge_llm.schemes.joint import schemes_in
 
 TABLE, VECTORS = "embedding", "norms"
 """Kinds beside those of linears: the embedding (where it is not the output matrix too), and norms with the keys' offset."""

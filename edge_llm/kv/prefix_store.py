@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.errors import StorageError
-from edge_llm.formats.bundle_writer import sync_folder
+from edge_llm.formats.output import sync_folder
 from edge_llm.kv.prefix_folder import disk_bytes, model_folders, prune, stored_pages, write_label
 from edge_llm.kv.prefix_page import PAGE_SUFFIX, Page, clear_leftovers, page_file_bytes, pages_of, read_page, write_page
 

@@ -12,7 +12,8 @@ from edge_llm.operations.linear import Linear
 from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
 from edge_llm.schemes.blocks import KINDS, Blocks, is_in_blocks, parts_in_blocks
-from edge_llm.schemes.parts import Parts, parts_of, schemes_in, takes_codes
+from edge_llm.schemes.joint import parts_of, schemes_in, takes_codes
+from edge_llm.schemes.parts import Parts
 
 __all__ = [
     "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "is_in_blocks", "is_known",

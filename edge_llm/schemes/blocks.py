@@ -18,7 +18,7 @@ from edge_llm.operations.linear import Linear
 from edge_llm.quant.blocks import Q8_0, to_q8_0
 from edge_llm.quant.shadow import Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
-from edge_llm.schemes.parts import Part, in_parts, schemes_in
+from edge_llm.schemes.joint import Part, in_parts, schemes_in
 from kernels import ThreadPool
 from kernels.activation import Activation
 from kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear, lay_out

@@ -21,7 +21,7 @@ from edge_llm.operations.linear import Cut as LinearCut
 from edge_llm.operations.linear import Linear, norm_of
 from edge_llm.operations.norm import Norm
 from edge_llm.operations.questions import AnyLinear
-from edge_llm.schemes.parts import gate_in_one_pass, is_multiplied_as_int8
+from edge_llm.schemes.joint import gate_in_one_pass, is_multiplied_as_int8
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
     DEVICE_BUFFERS,

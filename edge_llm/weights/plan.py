@@ -11,7 +11,7 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import BlockRange
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
-from edge_llm.schemes.parts import has_codes
+from edge_llm.schemes.joint import has_codes
 from edge_llm.weights.base import EMBEDDING, OUTPUT, SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 

@@ -18,7 +18,7 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.placement import Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread

@@ -14,7 +14,7 @@ from edge_llm.errors import DeviceError, EdgeLLMError, UsageError
 from edge_llm.files import is_folder, read_file, shown, status
 from edge_llm.formats.layout import TensorRange, tensors_digest
 from edge_llm.models.layer import Decoder
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.strict_json import MAX_BYTES, parse_object
 
 INDEX = "index.json"

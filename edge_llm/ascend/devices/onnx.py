@@ -41,7 +41,7 @@ from edge_llm.operations.base import Op
 from edge_llm.operations.layer import Layer
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights

@@ -20,8 +20,8 @@ from edge_llm.convert.staging import Staging
 from edge_llm.errors import UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.layout import tensors_digest
+from edge_llm.formats.output import storage_errors
 from edge_llm.operations.questions import AnyLinear
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.schemes import Weight

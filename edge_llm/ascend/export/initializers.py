@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, align
+from edge_llm.formats.output import storage_errors
 from edge_llm.schemes.int8_weight import Int8Weight
 
 

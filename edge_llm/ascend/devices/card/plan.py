@@ -17,7 +17,7 @@ from edge_llm.kv.pages import pages_for
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
-from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.schemes.joint import is_multiplied_as_int8
 
 FLOAT_BYTES = 4
 FLOAT16_BYTES = 2
