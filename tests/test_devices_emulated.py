@@ -581,8 +581,8 @@ def test_a_turn_takes_fewer_launches_than_the_hot_channels_which_it_spares():
     norms_attention_and_swiglu, products, widened = 2 + 4 + 1, 4 * (law.route().launches + 1), 2
     hot, turned = (layer_seconds(launching, law.route(), one.layers[0], 1, 1) for one in (decoder, with_turns(decoder, 128)))
     assert hot == norms_attention_and_swiglu + products + widened + 4 * 3
-    in_front_of_qkv_and_gate_up, down, o = 2 * 2, 1 + 1, 1  # `down` has scales of rows, whose product is widened by them
-    assert turned == norms_attention_and_swiglu + products + in_front_of_qkv_and_gate_up + down + o < hot
+    turns, scales_of_rows, narrowed = 3, 4, 2  # of what the norms give, in float32
+    assert turned == norms_attention_and_swiglu + products + turns + scales_of_rows + narrowed < hot
 
 
 def test_on_a_310p_a_row_of_a_long_chunk_costs_less_than_one_of_a_short_one():
