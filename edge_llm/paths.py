@@ -15,7 +15,9 @@ from pathlib import Path
 from edge_llm.errors import ModelNotFound, StorageError, UsageError
 
 BUILTIN_MODEL_NAME = "builtin"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+MAX_NAME = 96
+"""Characters of a model's name."""
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 def home() -> Path:
@@ -156,7 +158,7 @@ def safe_name(name: str) -> str:
     """Return ``name`` if it can be a bundle's folder name; a path or an odd character raises `UsageError`."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"`{name[:100]}` cannot be a model name; use up to 96 letters, digits, '.', '_' or '-', "
+            f"`{name[:100]}` cannot be a model name; use up to {MAX_NAME} letters, digits, '.', '_' or '-', "
             "starting with a letter or digit",
             param="name",
         )
@@ -176,7 +178,7 @@ def find_bundle(model: str | Path | None) -> Path:
     """
     if model is None or str(model) == BUILTIN_MODEL_NAME:
         return builtin_bundle()
-    if _is_prompt(model):
+    if _is_prompt(model) or (not _is_path(model) and not _NAME.fullmatch(str(model)) and os.path.lexists(model)):
         raise no_such_model(model)
     folder = expanded(model) if _is_path(model) else bundle_path(str(model))
     if _holds(folder, "manifest.json"):
@@ -194,14 +196,16 @@ def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
         return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
     if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)):
         if not _is_path(model):
-            said = f"no model is called `{name}`; there is one in the file `{name}` here: write `./{name}` to mean it"
+            here = shlex.quote(f"./{name}")
+            said = f"no model is called `{name}`; there is one in the file `{name}` here: write `{here}` to mean it"
             return ModelNotFound(said, model=name)
         return ModelNotFound(f"`{name}` is not imported yet; run `edge-llm import {shlex.quote(name)}` first", model=name)
     if _is_path(model):
         folder = expanded(model)
         if _holds(folder, "config.json"):
             return ModelNotFound(f"`{name}` is not imported yet; run `edge-llm import {name} --name NAME` first", model=name)
-        why = "this folder has no manifest.json, as a model has" if _is_folder(folder) else "there is no such folder"
+        lacks = "file" if name.lower().endswith(".gguf") else "folder"
+        why = "this folder has no manifest.json, as a model has" if _is_folder(folder) else f"there is no such {lacks}"
         return ModelNotFound(f"no model `{name}`: {why}; {_WAYS}", model=name)
     if near := near_model(name):
         return ModelNotFound(f"no model `{name}`; did you mean `{near}`?", model=name)

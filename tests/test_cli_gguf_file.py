@@ -15,6 +15,7 @@ from block_files import config, mixed, write_blocks
 
 from edge_llm.cli.main import run
 from edge_llm.convert import in_memory
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.formats.bundle import open_bundle
@@ -124,6 +125,79 @@ def test_a_file_that_has_changed_is_laid_out_again(file, tmp_path, capsys):
     assert code == 0 and "8.5 bits per weight" in told and names() == ["tiny"]
 
 
+def test_an_older_file_in_its_place_is_another(file, tmp_path, capsys):
+    """Moved there, or by a link that leads elsewhere."""
+    link = tmp_path / "link.gguf"
+    link.symlink_to(file)
+    first = [answer(capsys, one, *ASK)[1] for one in (file, link)]
+    other, third = (write_blocks(tmp_path / name, lambda name: "q8_0") for name in ("old.gguf", "linked.gguf"))
+    for old in (other, third):
+        os.utime(old, (10**9, 10**9))
+    other.replace(file)
+    link.unlink()
+    link.symlink_to(third)
+    second = [answer(capsys, one, *ASK) for one in (file, link)]
+    assert all("8.5 bits per weight" in told for _, _, told in second)
+    assert len({said for _, said, _ in second} | set(first)) == 2 and names() == ["link", "tiny"]
+
+
+def test_a_file_whose_time_alone_is_new_is_read_once_and_stays_as_it_was_imported(file, capsys):
+    """Whoever gave it another name or other weights keeps them."""
+    import_model(file, "mine", weights=LayerBits("w4"))
+    kept = model_folders()[-1][1]
+    made = (kept / "weights.bin").stat().st_mtime_ns
+    for change in (lambda: os.utime(file), lambda: file.chmod(0o640)):
+        change()
+        code, first, told = answer(capsys, file, *ASK)
+        assert code == 0 and "read" in told and "blocks" not in told and names() == ["mine"]
+        code, second, told = answer(capsys, file, *ASK)
+        assert (code, second) == (0, first) and "read" not in told
+    assert (kept / "weights.bin").stat().st_mtime_ns == made
+    file.chmod(0o600)
+    assert run(["show", str(file)]) == 0
+
+
+def test_a_file_that_shares_its_name_and_changes_is_laid_out_again(file, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    second = write_blocks(tmp_path / "other" / "tiny.gguf", lambda name: "q8_0")
+    answer(capsys, file, *ASK)
+    answer(capsys, second, *ASK)
+    found = names()
+    write_blocks(second, lambda name: "q4_0")
+    code, said, told = answer(capsys, second, *ASK)
+    assert code == 0 and said and "4.5 bits per weight" in told and names() == found
+
+
+@pytest.mark.parametrize("name", ["\U0001f642.gguf", "builtin.gguf", "-dash.gguf", "a b'c\".gguf", "x" * 96 + ".gguf"])
+def test_a_file_of_any_name_runs(name, tmp_path, capsys):
+    """Twice, in two folders: each is a model of its own."""
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        write_blocks(folder / name, mixed)
+        for again in (False, True):
+            code, said, told = answer(capsys, folder / name, *ASK)
+            assert code == 0 and said and ("blocks" in told) is not again
+    assert len(names()) == 2
+    assert answer(capsys, folder / name, "--no-store", *ASK)[0] == 0
+
+
+def test_a_file_of_the_working_folder_is_named_with_its_path_as_a_shell_takes_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, way in (("a b.gguf", "'./a b.gguf'"), ("\u6a21.gguf", "'./\u6a21.gguf'"), ("tiny.gguf", "./tiny.gguf")):
+        write_blocks(tmp_path / name, mixed)
+        code, _, told = answer(capsys, name, *ASK)
+        assert code == 1 and f"write `{way}` to mean it" in told and told.count("\n") == 1
+
+
+def test_a_file_that_is_gone_is_told_with_what_was_made_of_it(file, tmp_path, capsys):
+    said = answer(capsys, file, *ASK)[1]
+    file.unlink()
+    code, _, told = answer(capsys, file, *ASK)
+    assert code == 1 and "called `tiny` here" in told and told.count("\n") == 1
+    assert answer(capsys, "tiny", *ASK)[1] == said
+    assert "there is no such file" in answer(capsys, tmp_path / "none.gguf", *ASK)[2]
+
+
 def test_two_processes_that_open_it_first_at_once_both_answer(file):
     command = [sys.executable, "-m", "edge_llm", "run", str(file), *ASK]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -131,6 +205,38 @@ def test_two_processes_that_open_it_first_at_once_both_answer(file):
     assert [one.returncode for one in both] == [0, 0], said
     assert said[0][0] == said[1][0] != ""
     assert names() == ["tiny"]
+
+
+def test_without_a_file_system_in_memory_nothing_is_left_either(file, tmp_path):
+    place = tmp_path / "temporary"
+    place.mkdir()
+    script = "import sys; from pathlib import Path; from edge_llm.convert import in_memory; from edge_llm.cli.main import run; "
+    script += f"in_memory._MEMORY = Path({str(tmp_path / 'none')!r}); sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "run", str(file), "--no-store", *ASK]
+    planted = place / f"edge-llm-{os.getuid()}"
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, env=os.environ | {"TMPDIR": str(place)}, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0 and done.stdout, done.stderr
+        assert [path for path in place.rglob("*") if path != planted] == []
+        if planted.is_dir():
+            planted.rmdir()
+        planted.write_text("somebody else's")
+
+
+def test_no_room_in_memory_is_told_with_the_way_out(file, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1000, 1000, 0))
+    code, said, told = answer(capsys, file, "--no-store", *ASK)
+    assert (code, said) == (1, "") and "leave --no-store out" in told and "EDGE_LLM_HOME" not in told
+
+
+def test_a_model_that_no_block_fits_is_offered_as_one_of_floats(tmp_path, capsys):
+    """Its hidden channels are not whole blocks: it is quantized, which takes longer and is asked for."""
+    raw = config(hidden_size=48, num_attention_heads=2, num_key_value_heads=2, intermediate_size=96)
+    odd = write_blocks(tmp_path / "odd.gguf", lambda name: "q8_0" if "ffn_down" in name else "", raw)
+    code, _, told = answer(capsys, odd, *ASK)
+    assert code == 2 and "nobody can be asked" in told and names() == []
+    code, _, told = answer(capsys, odd, "--no-store", *ASK)
+    assert code == 2 and "--no-store is for a GGUF file in blocks" in told
 
 
 def test_what_cannot_be_taken_is_one_line(file, tmp_path, capsys):

@@ -24,7 +24,7 @@ from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import describe, load_config
 from edge_llm.models.weights import layer_shapes, read_embedding, read_final_norm, read_layer
-from edge_llm.quant.blocks import scaled, to_q8_0
+from edge_llm.quant.blocks import Q8_0, scaled, to_q8_0
 from edge_llm.schemes.blocks import parts_in_blocks
 from edge_llm.sources import open_source
 from edge_llm.sources.lora_places import Wish
@@ -308,9 +308,18 @@ def test_q8_0_is_rounded_as_ggml_rounds():
     values[4, :32] = 127 * np.resize([1, 0.5, 1.5, -0.5, -2.5], 32) / 127
     expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
     assert np.array_equal(to_q8_0(values, "w"), expected.reshape(64, -1))
-    for bad in (np.inf, np.nan, 1e9):
-        with pytest.raises(InvalidModel, match="`w`"):
+    for bad, way_out in ((np.inf, "download"), (np.nan, "download"), (1e9, "--weights int8")):
+        with pytest.raises(InvalidModel, match=f"`w` .*{way_out}"):
             to_q8_0(np.full((1, 32), bad, np.float32), "w")
+
+
+@pytest.mark.parametrize("tiny", [1e-36, 1e-38, 1e-40, 1e-45])
+def test_floats_that_are_next_to_nothing_become_0(tiny):
+    """Trained tables have rows of them; what is beside them in the row keeps its value."""
+    values = np.full((2, 64), np.float32(tiny))
+    values[:, 32:] = np.linspace(-1, 1, 32)
+    found = decode(TYPES[Q8_0.ggml], to_q8_0(values, "w")).reshape(2, 64)
+    assert not found[:, :32].any() and np.abs(found - values).max() < 1 / 127
 
 
 @pytest.mark.parametrize("kind", [kind for name, kind in KINDS.items() if name != "mxfp4"], ids=lambda kind: kind.name)

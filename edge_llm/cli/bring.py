@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -22,13 +23,16 @@ from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.convert.pace import slowness
 from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
-from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
+from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unavailable, UsageError
 from edge_llm.files import is_folder, shown
+from edge_llm.formats.bundle import read_manifest
 from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
-from edge_llm.paths import bundle_path, near_model
+from edge_llm.formats.manifest import MANIFEST
+from edge_llm.paths import BUILTIN_MODEL_NAME, MAX_NAME, bundle_path, expanded, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.sources.hub_gguf import float_bytes
 from edge_llm.sources.hubs import look
+from edge_llm.sources.hugging_face import digest_files
 from edge_llm.sources.known import names_like, refuse_family
 from edge_llm.sources.names import default_name
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
@@ -40,7 +44,7 @@ _PAUSE = 0.5
 def find(model: str, missing: EdgeLLMError) -> str:
     """The name here of what ``model`` names; ``missing`` says that nothing here is called so."""
     place = _place(model, missing)
-    if (name := _name_here(model, place)) is not None:
+    if (name := _name_here(model, place) or _unchanged(place)) is not None:
         return name
     if place.folder is not None:
         raise missing
@@ -53,17 +57,19 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -
     A GGUF file in blocks that stay as they are is taken without a question; where it is not to be in ``store``, it is a path.
     """
     place = _place(model, missing)
-    if (found := _name_here(model, place)) is not None:
+    if (found := _name_here(model, place) or _unchanged(place)) is not None:
         return found
-    name = default_name(str(place))
-    folder = bundle_path(name)
-    renews = place.folder is not None and is_made_from(place, folder, may_be_older=True)
+    names = _names(place)
+    older = None if place.folder is None else next((name for name in names if _is_from_older(place, name)), None)
+    renews = older is not None
     file = place.folder if place.folder is not None and keeps_blocks(place.folder) else None
     if not store:
-        return _lay_out(model, file)
+        return _lay_out(model, file, names[0])
     if file is not None:
-        return _import(place, _free_name(name, file, renews=renews), overwrite=renews)
-    if is_folder(folder) and not renews:
+        free = next((name for name in names if not is_folder(bundle_path(name))), names[-1])
+        return _import(place, older or free, overwrite=renews)
+    name = older or names[0]
+    if is_folder(bundle_path(name)) and not renews:
         raise UsageError(
             f"`{shown(model)}` is not here, and another model is called `{name}` already: `edge-llm import {place} --name "
             "NAME` gives it a name of its own",
@@ -75,13 +81,50 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -
 
 def _name_here(model: str, place: Place) -> str | None:
     """What is called here that was imported from ``place``, which ``model`` names."""
-    name = default_name(str(place))
-    if is_made_from(place, bundle_path(name)):
-        return name
+    for name in _names(place):
+        if is_made_from(place, bundle_path(name)):
+            return name
     others = imported_from(place)
     if len(others) > 1:
         raise UsageError(f"`{shown(model)}` fits several models here: {_listed(others)}; name one of them", param="model")
     return others[0] if others else None
+
+
+def _names(place: Place) -> list[str]:
+    """What is made of ``place`` is called here; a GGUF file has a second name, for where another model has the first."""
+    file = place.folder
+    if file is None or not is_gguf(file):
+        return [default_name(str(place))]
+    mark = hashlib.sha256(os.fsencode(file)).hexdigest()[:8]
+    try:
+        name = default_name(str(file))
+    except UsageError:  # no letter or digit is in it
+        return [f"gguf-{mark}"]
+    marked = f"{name[: MAX_NAME - 1 - len(mark)]}-{mark}"
+    return [marked] if name == BUILTIN_MODEL_NAME else [name, marked]
+
+
+def _is_from_older(place: Place, name: str) -> bool:
+    return is_made_from(place, bundle_path(name), may_be_older=True)
+
+
+def _unchanged(place: Place) -> str | None:
+    """What is called here that was imported from the GGUF file at ``place``, of which only the time is new."""
+    if place.folder is None or not is_gguf(place.folder):
+        return None
+    older = dict.fromkeys([*_names(place), *imported_from(place, may_be_older=True)])
+    manifests = {name: bundle_path(name) / MANIFEST for name in older if _is_from_older(place, name)}
+    if not manifests:
+        return None
+    now = time.time_ns()
+    with progress_as("auto", Journey(None, slowness=slowness)) as draw:
+        digest = digest_files(parts_of(place.folder), lambda _, done, total: draw("read", done, total))
+    for name, manifest in manifests.items():
+        if read_manifest(manifest.parent)["source"].get("digest") == digest:
+            with contextlib.suppress(OSError):  # where nothing can be written it is read again the next time
+                os.utime(manifest, ns=(now, now))
+            return name
+    return None
 
 
 def _place(model: str, missing: EdgeLLMError) -> Place:
@@ -89,10 +132,21 @@ def _place(model: str, missing: EdgeLLMError) -> Place:
     try:
         place = place_of(model) if _is_path(model) else named_place(model)
     except ModelNotFound:
-        raise missing from None
+        raise _gone(model) or missing from None
     if place is None or (place.folder is not None and not _may_be_model(place.folder)):
         raise _with_names(model, missing)
     return place
+
+
+def _gone(model: str) -> ModelNotFound | None:
+    """The error for a GGUF file that is gone and of which something was made that is here."""
+    path = expanded(model).absolute()
+    names = imported_from(Place(path), may_be_older=True) if _is_path(model) and is_gguf(path) else []
+    if not names:
+        return None
+    return ModelNotFound(
+        f"there is no file `{shown(model)}` any more; what was made of it is called {_listed(names)} here", model=model
+    )
 
 
 def _may_be_model(path: Path) -> bool:
@@ -182,20 +236,16 @@ def _at(place: Place) -> str:
     return f" --revision {shlex.quote(place.revision)}" if place.revision else ""
 
 
-def _free_name(name: str, file: Path, *, renews: bool) -> str:
-    """``name``, or where another model is called so, one that tells ``file`` from it."""
-    if renews or not is_folder(bundle_path(name)):
-        return name
-    return f"{name}-{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
-
-
-def _lay_out(model: str, file: Path | None) -> str:
-    """The path of ``file`` in memory.  Raises `UsageError` where there is none."""
+def _lay_out(model: str, file: Path | None, name: str) -> str:
+    """The path of ``file`` in memory.  Raises `UsageError` where there is none, `StorageError` where it has no room."""
     if file is None:
         raise UsageError(f"--no-store is for a GGUF file in blocks, and `{shown(model)}` is not one", param="no_store")
     with progress_as("auto", Journey(None, slowness=slowness)) as draw:
-        room = room_in_memory(default_name(str(file)))
-        return str(import_model(file, target=room, weights=LayerBits(BLOCKS), progress=draw, notice=note))
+        room = room_in_memory(name)
+        try:
+            return str(import_model(file, target=room, weights=LayerBits(BLOCKS), progress=draw, notice=note))
+        except StorageError as error:
+            raise StorageError(f"{str(error).partition(';')[0]}; free some, or leave --no-store out") from error
 
 
 def _import(place: Place, name: str, *, overwrite: bool) -> str:

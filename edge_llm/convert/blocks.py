@@ -217,11 +217,16 @@ class KeptBlocks:
 
 
 def keeps_blocks(file: Path) -> bool:
-    """Whether ``file`` is a GGUF file with matrices that stay as they are.  Raises `InvalidModel` for a damaged one."""
+    """Whether ``file`` is a GGUF file with matrices that stay as they are, and an embedding that can be beside them.
+
+    Raises `InvalidModel` for a damaged one.
+    """
     if not is_gguf(file):
         return False
     with open_gguf(file) as model:
-        return any(info.kind.name.lower() in KINDS for info in model.tensors)
+        hidden = model.pairs.get(f"{model.text('general.architecture', '')}.embedding_length")
+        may_be = type(hidden) is not int or hidden % GROUP == 0
+        return may_be and any(info.kind.name.lower() in KINDS for info in model.tensors)
 
 
 def _table_of(decoder: Decoder) -> Linear:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import stat
@@ -23,7 +24,7 @@ def room_in_memory(name: str) -> Path:
     `StorageError`.
     """
     try:
-        parent = _own_folder()
+        parent = _parent()
         clear_leftovers(parent)
         holder = hidden_sibling(parent / name, WRITING)
         holder.mkdir(mode=0o700)
@@ -34,15 +35,25 @@ def room_in_memory(name: str) -> Path:
     return holder / name
 
 
-def _own_folder() -> Path:
-    """The folder of this user, which nobody else can write to."""
-    if not os.access(_MEMORY, os.W_OK):
-        return Path(tempfile.mkdtemp(prefix="edge-llm-"))
-    folder = _MEMORY / f"edge-llm-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _parent() -> Path:
+    """A folder of this user, which nobody else can write to: the one in memory, or among temporary files."""
+    temporary = Path(tempfile.gettempdir())
+    for place in (_MEMORY, temporary):
+        if os.access(place, os.W_OK) and (folder := _own_folder(place)) is not None:
+            return folder
+    folder = Path(tempfile.mkdtemp(prefix="edge-llm-", dir=temporary))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _own_folder(place: Path) -> Path | None:
+    """The folder of this user in ``place``; None where somebody else has its name, or may write to it."""
+    folder = place / f"edge-llm-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return folder if is_own else Path(tempfile.mkdtemp(prefix="edge-llm-", dir=_MEMORY))
+    return folder if is_own else None
 
 
 def _remove(folder: Path, owner: int) -> None:

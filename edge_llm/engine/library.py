@@ -59,13 +59,16 @@ def default_kv_bytes(config: ModelConfig) -> int:
     return page_bytes(describe(config).attentions) // PAGE_TOKENS * min(config.context, DEFAULT_CONTEXT)
 
 
-def imported_from(place: Place) -> list[str]:
-    """Names of the models here that were imported from ``place``."""
-    return [name for name, folder in model_folders() if is_made_from(place, folder)]
+def imported_from(place: Place, *, may_be_older: bool = False) -> list[str]:
+    """Names of the models here that were imported from ``place``; ``may_be_older`` as in `is_made_from`."""
+    return [name for name, folder in model_folders() if is_made_from(place, folder, may_be_older=may_be_older)]
 
 
 def is_made_from(place: Place, bundle: Path, *, may_be_older: bool = False) -> bool:
-    """Whether the model at ``bundle`` was imported from ``place``; ``may_be_older``: files there may be newer than it."""
+    """Whether the model at ``bundle`` was imported from ``place``.
+
+    may_be_older: files there may be newer than it, or gone.
+    """
     try:
         return _is_from(place, read_manifest(bundle)["source"]) and (may_be_older or not _is_renewed(place, bundle))
     except (EdgeLLMError, OSError):
@@ -93,15 +96,23 @@ def _repository(source: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_renewed(place: Place, bundle: Path) -> bool:
-    """Whether a file of the model at ``place`` is younger than the ``bundle`` that was made of it."""
+    """Whether a file of the model at ``place`` is younger than the ``bundle`` that was made of it.
+
+    A GGUF file is also as young as its place: an older one may have been moved or linked there.
+    """
     if place.folder is None:
         return False
     made = (bundle / MANIFEST).stat().st_mtime_ns
     if is_gguf(place.folder):
-        files = parts_of(place.folder)
-    else:
-        files = [path for path in place.folder.glob("*") if path.suffix in (".json", ".safetensors")]
+        return any(_placed(path) > made for path in parts_of(place.folder))
+    files = [path for path in place.folder.glob("*") if path.suffix in (".json", ".safetensors")]
     return any(path.stat().st_mtime_ns > made for path in files)
+
+
+def _placed(file: Path) -> int:
+    """When ``file`` was last written, moved or linked where it is, in nanoseconds."""
+    there = file.stat()
+    return max(there.st_mtime_ns, there.st_ctime_ns, file.lstat().st_ctime_ns)
 
 
 def installed_models() -> list[InstalledModel]:

@@ -15,15 +15,18 @@ _SCALES = {"q6_k": (208,), "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k
 def to_q8_0(values: np.ndarray, name: str) -> np.ndarray:
     """float32 [N, K] -> the bytes of its blocks, uint8 [N, K / 32 * 34].
 
-    The largest magnitude of a block becomes 127, halves are rounded away from zero.  Raises `InvalidModel`, with ``name``,
-    where a scale is not finite in float16.
+    The largest magnitude of a block becomes 127, halves are rounded away from zero.  A block whose scale has no inverse in
+    float32 is 0.  Raises `InvalidModel`, with ``name``, where a scale is not finite in float16.
     """
     groups = np.ascontiguousarray(values, np.float32).reshape(-1, GROUP)
     scale = np.abs(groups).max(axis=1) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
+        inverse = np.float32(1) / scale
         stored = scale.astype("<f2")
-    if not np.isfinite(stored).all() or not np.isfinite(inverse).all():
+    inverse[~np.isfinite(inverse)] = 0
+    if not np.isfinite(scale).all():
+        raise InvalidModel(f"`{name}` holds a value that is no number; download the file again")
+    if not np.isfinite(stored).all():
         raise InvalidModel(f"`{name}` holds a value that blocks of Q8_0 cannot hold; import it with --weights int8")
     exact = groups * inverse[:, None]
     whole = np.trunc(exact)
