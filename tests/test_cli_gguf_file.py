@@ -207,6 +207,15 @@ def test_two_processes_that_open_it_first_at_once_both_answer(file):
     assert names() == ["tiny"]
 
 
+def test_a_draft_model_may_be_named_by_its_file(file, tmp_path, capsys):
+    small = write_blocks(tmp_path / "small.gguf", lambda name: "q8_0")
+    said = answer(capsys, file, *ASK)[1]
+    code, _, told = answer(capsys, file, "--draft", small, *ASK)
+    assert code == 1 and f"edge-llm import {small}" in told and told.count("\n") == 1
+    import_model(small, "drafter")
+    assert answer(capsys, file, "--draft", small, *ASK)[:2] == (0, said)
+
+
 def test_without_a_file_system_in_memory_nothing_is_left_either(file, tmp_path):
     place = tmp_path / "temporary"
     place.mkdir()

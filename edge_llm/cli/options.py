@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from edge_llm.cli.here import known_here
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
 from edge_llm.config import ACTIVATIONS, AUTO, KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
 from edge_llm.decoding.defaults import with_overrides
@@ -207,8 +208,10 @@ _RUNTIME = (
 def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
     """The `RuntimeConfig` that the parsed ``options`` ask for; the keys used are taken out of ``options``.
 
-    What a verb has no option for is as `RuntimeConfig` has it.
+    What a verb has no option for is as `RuntimeConfig` has it.  Raises what `known_here` does for a draft model.
     """
+    if options.get("draft") not in (None, "lookup", "none"):
+        options["draft"] = known_here(options["draft"])
     return RuntimeConfig(**{name: options.pop(name) for name in _RUNTIME if name in options})
 
 
