@@ -117,6 +117,25 @@ def test_two_files_of_one_name_are_two_models(file, tmp_path, capsys):
     assert names() == found
 
 
+def test_two_files_of_one_name_that_are_opened_first_at_once_are_two_models(file, tmp_path):
+    (tmp_path / "other").mkdir()
+    second = write_blocks(tmp_path / "other" / "tiny.gguf", lambda name: "q8_0")
+    script = """
+import sys, time
+from edge_llm.cli.main import run
+from edge_llm.convert.blocks import KeptBlocks
+write = KeptBlocks.write
+KeptBlocks.write = lambda self, *given: (time.sleep(1), write(self, *given))
+sys.exit(run(sys.argv[1:]))
+"""
+    commands = [[sys.executable, "-c", script, "run", str(one), *ASK] for one in (file, second, file)]
+    all_of = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in commands]
+    said = [one.communicate(timeout=120) for one in all_of]
+    assert [one.returncode for one in all_of] == [0, 0, 0], said
+    assert said[0][0] == said[2][0] != said[1][0]
+    assert len(names()) == 2 and names()[0] == "tiny" and names()[1].startswith("tiny-")
+
+
 def test_a_file_that_has_changed_is_laid_out_again(file, tmp_path, capsys):
     answer(capsys, file, *ASK)
     shutil.copy(write_blocks(tmp_path / "new.gguf", lambda name: "q8_0"), file)

@@ -66,8 +66,7 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -
     if not store:
         return _lay_out(model, file, names[0])
     if file is not None:
-        free = next((name for name in names if not is_folder(bundle_path(name))), names[-1])
-        return _import(place, older or free, overwrite=renews)
+        return _import(place, lambda: older or _free(place, names), overwrite=renews)
     name = older or names[0]
     if is_folder(bundle_path(name)) and not renews:
         raise UsageError(
@@ -76,7 +75,7 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -
             param="model",
         )
     _agree(model, place, yes=yes, renews=renews)
-    return _import(place, name, overwrite=renews)
+    return _import(place, lambda: name, overwrite=renews)
 
 
 def _name_here(model: str, place: Place) -> str | None:
@@ -102,6 +101,13 @@ def _names(place: Place) -> list[str]:
         return [f"gguf-{mark}"]
     marked = f"{name[: MAX_NAME - 1 - len(mark)]}-{mark}"
     return [marked] if name == BUILTIN_MODEL_NAME else [name, marked]
+
+
+def _free(place: Place, names: list[str]) -> str:
+    """The first of ``names`` that no model of another place has; the last where all are taken."""
+    folders = {name: bundle_path(name) for name in names}
+    free = (name for name, folder in folders.items() if not is_folder(folder) or is_made_from(place, folder))
+    return next(free, names[-1])
 
 
 def _is_from_older(place: Place, name: str) -> bool:
@@ -248,21 +254,22 @@ def _lay_out(model: str, file: Path | None, name: str) -> str:
             raise StorageError(f"{str(error).partition(';')[0]}; free some, or leave --no-store out") from error
 
 
-def _import(place: Place, name: str, *, overwrite: bool) -> str:
+def _import(place: Place, name_of: Callable[[], str], *, overwrite: bool) -> str:
+    """Import ``place`` under the name that ``name_of`` gives by then, and return it."""
     journey = Journey("int8", slowness=slowness)
     with progress_as("auto", journey) as draw:
         try:
             folder = _when_free(
+                name_of,
                 partial(
                     import_model,
                     str(place),
-                    name,
                     revision=place.revision,
                     weights=LayerBits(fit=True, or_blocks=True),
                     overwrite=overwrite,
                     progress=draw,
                     notice=note,
-                )
+                ),
             )
         except KeyboardInterrupt:
             if journey.stage == DOWNLOAD:
@@ -273,12 +280,16 @@ def _import(place: Place, name: str, *, overwrite: bool) -> str:
     return folder.name
 
 
-def _when_free(work: Callable[[], Path]) -> Path:
-    """What ``work`` imports, which waits while another process imports the same."""
+def _when_free(name_of: Callable[[], str], work: Callable[..., Path]) -> Path:
+    """What ``work`` imports under a name, which waits while another process imports something of that name."""
     is_told = False
     while True:
+        name = name_of()
         try:
-            return work()
+            return work(name=name)
+        except UsageError:
+            if name_of() == name:  # else another process took it in the meantime
+                raise
         except Unavailable as busy:
             if not is_told:
                 note(f"{busy}; waiting for it ...")
