@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from block_files import config, mixed, write_blocks
+from block_files import config, in_types, mixed, write_blocks
+from gguf_files import gguf_bytes, model_pairs, model_tensors, tokenizer_pairs
+from model_files import random_tensors
 
 from edge_llm.cli.main import run
 from edge_llm.convert import in_memory
@@ -208,12 +210,31 @@ def test_a_file_of_the_working_folder_is_named_with_its_path_as_a_shell_takes_it
         assert code == 1 and f"write `{way}` to mean it" in told and told.count("\n") == 1
 
 
+def split(folder: Path) -> list[Path]:
+    """A model in two files."""
+    raw = config()
+    tensors = in_types(mixed, model_tensors(raw, random_tensors(dict(raw))))
+    paths = [folder / f"two-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, (path, some) in enumerate(zip(paths, (tensors[:5], tensors[5:]), strict=True)):
+        pairs = {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}
+        path.write_bytes(gguf_bytes(pairs | ({} if number else model_pairs(raw) | tokenizer_pairs()), some))
+    return paths
+
+
 def test_a_file_that_is_gone_is_told_with_what_was_made_of_it(file, tmp_path, capsys):
     said = answer(capsys, file, *ASK)[1]
     file.unlink()
     code, _, told = answer(capsys, file, *ASK)
     assert code == 1 and "called `tiny` here" in told and told.count("\n") == 1
     assert answer(capsys, "tiny", *ASK)[1] == said
+    parts = split(tmp_path)
+    said = answer(capsys, parts[0], *ASK)[1]
+    parts[1].rename(tmp_path / "away")
+    code, _, told = answer(capsys, parts[0], *ASK)
+    assert code == 1 and "a part of the model, is missing" in told and told.count("\n") == 1
+    assert "called `two` here" in answer(capsys, parts[1], *ASK)[2]
+    (tmp_path / "away").rename(parts[1])
+    assert answer(capsys, parts[0], *ASK)[:2] == (0, said) and names() == ["tiny", "two"]
     assert "there is no such file" in answer(capsys, tmp_path / "none.gguf", *ASK)[2]
 
 

@@ -26,7 +26,7 @@ from edge_llm.engine.library import imported_from, is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unavailable, UsageError
 from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import read_manifest
-from edge_llm.formats.gguf import is_gguf, missing_part, parts_of
+from edge_llm.formats.gguf import first_part, is_gguf, missing_part, parts_of
 from edge_llm.formats.manifest import MANIFEST
 from edge_llm.paths import BUILTIN_MODEL_NAME, MAX_NAME, bundle_path, expanded, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
@@ -120,7 +120,7 @@ def _unchanged(place: Place) -> str | None:
         return None
     older = dict.fromkeys([*_names(place), *imported_from(place, may_be_older=True)])
     manifests = {name: bundle_path(name) / MANIFEST for name in older if _is_from_older(place, name)}
-    if not manifests:
+    if not manifests or not all(map(is_there, parts_of(place.folder))):
         return None
     now = time.time_ns()
     with progress_as("auto", Journey(None, slowness=slowness)) as draw:
@@ -146,7 +146,7 @@ def _place(model: str, missing: EdgeLLMError) -> Place:
 
 def _gone(model: str) -> ModelNotFound | None:
     """The error for a GGUF file that is gone and of which something was made that is here."""
-    path = expanded(model).absolute()
+    path = first_part(expanded(model).absolute())
     names = imported_from(Place(path), may_be_older=True) if _is_path(model) and is_gguf(path) else []
     if not names:
         return None
