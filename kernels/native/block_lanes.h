@@ -240,7 +240,7 @@ struct BlockLanes {
   static constexpr int kParts = 1;
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = true;
-  static constexpr int kTileRows = 4;
+  static constexpr int kTileRows = 2;  // more only take the compiler longer
   struct Bytes { uint8_t v[kTileBytes]; };
   using Floats = f32x16;
 

@@ -276,6 +276,8 @@ static void block_panel(const BlockPlan& plan, int64_t begin, int64_t end, int64
       const uint8_t* head = weight.panel(number);
       kBlockTiles[weight.kind](count, {plan.rows + m * plan.stride, plan.stride, plan.layout.groups, head, head + weight.head_bytes()}, to);
     };
+    float* out = plan.args.out + m * plan.args.width() + plan.first + panel * kTileChannels;
+    for (int64_t r = 0; r < count; ++r) __builtin_prefetch(out + r * plan.args.width(), 1);
     product(panel, y[0]);
     if (plan.gated()) {
       product(plan.panels() + panel, y[1]);
