@@ -41,12 +41,17 @@ _PAUSE = 0.5
 """Seconds between looks at an import of another process."""
 
 
-def find(model: str, missing: EdgeLLMError) -> str:
-    """The name here of what ``model`` names; ``missing`` says that nothing here is called so."""
+def find(model: str, missing: EdgeLLMError, *, or_file: bool = False) -> str:
+    """The name here of what ``model`` names; ``missing`` says that nothing here is called so.
+
+    ``or_file``: a GGUF file in blocks is laid out, as by `bring`.
+    """
     place = _place(model, missing)
     if (name := _name_here(model, place) or _unchanged(place)) is not None:
         return name
     if place.folder is not None:
+        if or_file and keeps_blocks(place.folder):
+            return bring(model, missing, yes=False)
         raise missing
     raise ModelNotFound(f"`{shown(model)}` is not here; `edge-llm import {shlex.quote(model)}` brings it", model=model)
 

@@ -13,8 +13,10 @@ no_store_option = click.option(
 )
 
 
-def known_here(model: str | None) -> str | None:
+def known_here(model: str | None, *, or_file: bool = False) -> str | None:
     """``model`` as `find_bundle` takes it, which may be named as for `model_here`; nothing is brought here.
+
+    ``or_file``: a GGUF file in blocks is taken as it is, as by `model_here`.
 
     Raises `ModelNotFound` and `UsageError` for one that is not here, with the way out.
     """
@@ -24,7 +26,7 @@ def known_here(model: str | None) -> str | None:
         from edge_llm.cli import bring  # the importer, which a model that is here does without
 
         assert model is not None
-        return bring.find(model, missing)
+        return bring.find(model, missing, or_file=or_file)
     return model
 
 

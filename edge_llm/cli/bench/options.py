@@ -15,7 +15,7 @@ from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.bench import trace
 from edge_llm.bench.report import FORMATS, Row, render
 from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle
-from edge_llm.cli.here import model_here
+from edge_llm.cli.here import known_here
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
@@ -169,7 +169,7 @@ def bench_model(options: dict[str, Any]) -> BenchModel:
     if isa is not None:
         kernels.use_isa(isa)
     if synthetic is None:
-        name = model_here(name, yes=False)
+        name = known_here(name, or_file=True)
         return BenchModel(name or "builtin", find_bundle(name), is_synthetic=False)
     shape = find_shape(synthetic)
     return BenchModel(shape.label, synthetic_bundle(shape, weights, head), is_synthetic=True)

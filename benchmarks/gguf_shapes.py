@@ -1,7 +1,7 @@
 """GGUF files of real shapes beside llama.cpp on the very same files: random weights, the tokenizer of a file at hand.
 
-    python benchmarks/block_files.py SmolLM2.Q4_1.gguf                                  two shapes, three types; half an hour
-    python benchmarks/block_files.py SmolLM2.Q4_1.gguf --shapes llama-1.1b --quants q4_0 --bench "-p 512 -n 64 --isa avx2"
+    python benchmarks/gguf_shapes.py SmolLM2.Q4_1.gguf                                  two shapes, three types; half an hour
+    python benchmarks/gguf_shapes.py SmolLM2.Q4_1.gguf --shapes llama-1.1b --quants q4_0 --bench "-p 512 -n 64 --isa avx2"
 
 --bench is given to `edge-llm bench FILE --peer llama.cpp --no-quality`.  Files are kept in --folder.
 """
