@@ -63,8 +63,8 @@ def block_linear(
     """x[M, K] times the weight [N, K] (+ bias[N]) (+ add[M, N]) -> [M, N].
 
     With `gain` f32[K] x is `rms_norm(x, gain, eps)` first. With a `gate`, which excludes `add`, the result is `gated(y, gate)`
-    [M, N/2]; the weight then has one part whose halves are whole panels (`BlockLinear.gated_in_one_pass`). `out` may be `add`,
-    and `x` where there is one part. Raises ValueError that names a wrong argument, and for an activation that is not finite;
-    `out` is then left as it was.
+    [M, N/2]; the weight then has one part whose halves are whole panels (`BlockLinear.gated_in_one_pass`). `out` may be `x` or
+    `add`: all rows are rounded before anything is written. Raises ValueError that names a wrong argument, and for an
+    activation that is not finite; `out` is then left as it was.
     """
     return _native.block_linear(x, weight, pool, bias, add, gain, eps, *numbers(gate), out)

@@ -1,5 +1,6 @@
 """Weights in blocks: panels, rows and products equal the reference bit for bit, on every ISA, at any thread and row count."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,10 @@ def test_many_rows_are_cut_into_blocks(isa: str, pools: list[kernels.ThreadPool]
 
 
 def test_results_may_take_the_place_of_the_input(pools: list[kernels.ThreadPool]) -> None:
-    kind, n, k = KINDS["q4_0"], 64, 64
-    linear = BlockLinear([(laid_out(kind, n, k), kind, n)], k)
-    for rows in (3, 40):
+    k, one, other = 64, KINDS["q4_0"], KINDS["q8_0"]
+    whole = BlockLinear([(laid_out(one, 64, k), one, 64)], k)
+    parts = BlockLinear([(laid_out(kind, 32, k), kind, 32) for kind in (one, other)], k)
+    for linear, rows in itertools.product((whole, parts), (3, 40)):
         x = np.random.default_rng(5).standard_normal((rows, k)).astype(np.float32)
         expected = block_linear(x, linear, pools[-1], add=x)
         assert_same_bits(block_linear(x, linear, pools[-1], add=x, out=x), expected)

@@ -100,9 +100,7 @@ class BlocksWeight:
         if gate is not None and not self.native.gated_in_one_pass:
             product = block_linear(x, self.native, pool, bias=self.bias, gain=gain, eps=eps)
             return gated(product, gate, pool, out=out)
-        shared = out is not None and len(self.kinds) > 1 and np.may_share_memory(x, out)  # every part reads x
-        rows = x.copy() if shared else x
-        return block_linear(rows, self.native, pool, bias=self.bias, add=add, gain=gain, eps=eps, gate=gate, out=out)
+        return block_linear(x, self.native, pool, bias=self.bias, add=add, gain=gain, eps=eps, gate=gate, out=out)
 
     def add_to(
         self,

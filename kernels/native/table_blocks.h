@@ -50,7 +50,7 @@ struct BlockLinearArgs {
   const float* gain;  // [K]: the rows are root mean square normed first; or null
   float eps;
   const float* add;  // [M, N] or null; null with a gate
-  float* out;        // [M, width()]
+  float* out;        // [M, width()]; may be `x` or `add`: all rows are quantized before anything is written
   Gate gate;         // of one part, whose halves are whole panels; or none
   int64_t width() const { return gate.kind != kNoGate ? channels / 2 : channels; }
 };
