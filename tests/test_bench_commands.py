@@ -64,7 +64,7 @@ def test_a_family_that_no_peer_runs_is_measured_alone(bench, family, tmp_path):
         code, out, err = bench(*model, *sizes)
         assert code == 0, err
         assert [row["test"] for row in json.loads(out)] == ["pp8", "tg2"]
-    code, out, err = bench("tiny", "--peer", "llama.cpp", *sizes)
+    code, out, err = bench("tiny", "--peer", "torch", *sizes)
     assert (code, out) == (2, "") and err.count("\n") <= 2 and "no other engine's file is made here" in err
 
 

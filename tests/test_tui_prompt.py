@@ -637,7 +637,8 @@ def test_a_setting_of_how_a_model_runs_loads_it_again(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [30, 24, 20, 19, 16, 12, 9])
-def test_what_is_written_is_seen_in_a_terminal_of_few_rows(tmp_path, rows):
+def test_what_is_written_is_seen_in_a_terminal_of_few_rows(tmp_path, monkeypatch, rows):
+    monkeypatch.chdir(tmp_path)  # a path of one line, wherever this runs
     for at in range(9):
         (tmp_path / f"file{at}.txt").write_text("text")
 
@@ -649,10 +650,10 @@ def test_what_is_written_is_seen_in_a_terminal_of_few_rows(tmp_path, rows):
         area.take("\n".join(f"line {n}" for n in range(30)) + "\nHERE")
         await chat.settle()
         assert seen(chat, "HERE"), chat.screen
-        area.insert(f"\n@{tmp_path}/")
+        area.insert("\n@./")
         await chat.settle()
         assert chat.completions
-        assert any(line.startswith("█") and str(tmp_path)[-20:] in line for line in chat.screen.splitlines()), chat.screen
+        assert any(line.startswith("█") and "@./" in line for line in chat.screen.splitlines()), chat.screen
         await chat.press("escape")
         area.insert("\nTHERE")
         await chat.resize(80, 9 if rows > 9 else 24)
