@@ -28,7 +28,7 @@ from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, mode
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.runner.base import Runner
-from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.chat import ChatTemplate, begun_process
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.weights.budget import parse_memory
 from edge_llm.weights.plan import WeightSizes
@@ -77,8 +77,9 @@ def _load_parts(
     """All that an engine is made of; weights are read while the tokenizer is built."""
 
     def texts() -> tuple[Tokenizer, ChatTemplate]:
+        process = begun_process(folder)
         tokenizer = Tokenizer.from_folder(folder, bundle.config.vocab_size)
-        return tokenizer, ChatTemplate.from_folder(folder, tokenizer)
+        return tokenizer, ChatTemplate.from_folder(folder, tokenizer, process)
 
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return *texts(), make_runner(bundle, runtime, progress)  # one after the other: memory that is there stays there

@@ -160,7 +160,7 @@ class GgufSource:
 
     @cached_property
     def _tokenizer_json(self) -> bytes:
-        return json.dumps(tokenizer_json(self._model, self.config.vocab_size), ensure_ascii=False).encode()
+        return _compact(tokenizer_json(self._model, self.config.vocab_size))
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -199,6 +199,11 @@ class GgufSource:
         if any(first in named and second in named for first, second in _PART_ENDS):
             found.discard(named.pop("<|end|>", -1))
         return sorted(found | set(named.values()))
+
+
+def _compact(value: object) -> bytes:
+    """JSON that is read quickly rather than by people."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _dumped(value: object) -> bytes:

@@ -159,7 +159,9 @@ class _Words:
         return np.asarray(self.scores, np.float64)
 
 
-def _bpe(vocab: dict[str, int], merges: Sequence[Sequence[str]], **changes: Any) -> dict[str, Any]:
+def _bpe(vocab: dict[str, int], merges: Sequence[tuple[str, str]], **changes: Any) -> dict[str, Any]:
+    """The model section; merges are written as texts, which load in two thirds of the time, unless a token has a space."""
+    has_space = any(" " in text for text in vocab)
     return {
         "type": "BPE",
         "dropout": None,
@@ -170,7 +172,7 @@ def _bpe(vocab: dict[str, int], merges: Sequence[Sequence[str]], **changes: Any)
         "byte_fallback": False,
         "ignore_merges": False,
         "vocab": vocab,
-        "merges": [list(merge) for merge in merges],
+        "merges": [list(merge) for merge in merges] if has_space else [f"{left} {right}" for left, right in merges],
     } | changes
 
 
@@ -244,11 +246,12 @@ def _splits(words: _Words, normal: list[int], scores: np.ndarray) -> list[tuple[
     for number in normal:
         text = texts[number]
         for at in range(1, len(text)):
-            left, right = ids.get(text[:at]), ids.get(text[at:])
-            if left is not None and right is not None:
-                found.append((-scores[number], number, left, right))
-    found.sort()
-    return [(texts[left], texts[right]) for _, _, left, right in found]
+            left = ids.get(text[:at])
+            if left is not None and (right := ids.get(text[at:])) is not None:
+                found.append((number, left, right))
+    whole, left_ids, _ = columns = np.array(found, np.int64).reshape(-1, 3).T
+    order = np.lexsort((left_ids, whole, -scores[whole]))
+    return [(texts[left], texts[right]) for _, left, right in columns.T[order].tolist()]
 
 
 def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:

@@ -20,8 +20,10 @@ def beyond_embedding(backend: Any, vocab_size: int) -> dict[int, str]:
     None where the vocabulary itself goes beyond: that is another model's.
     """
     added = {token: entry.content for token, entry in backend.get_added_tokens_decoder().items() if token >= vocab_size}
-    own = (token for token in backend.get_vocab(False).values() if token >= vocab_size and token not in added)
-    return added if added and next(own, None) is None else {}
+    if not added:
+        return {}
+    own = backend.get_vocab(False).values()
+    return {} if any(token >= vocab_size and token not in added for token in own) else added
 
 
 def without_added(backend: Any, left_out: Mapping[int, str]) -> Any:

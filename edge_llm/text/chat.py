@@ -60,6 +60,7 @@ class ChatTemplate:
         specials: Mapping[str, str] | None = None,
         is_default: bool = False,
         tool_use: str | None = None,
+        process: TemplateProcess | None = None,
     ) -> None:
         self.source = source
         self.is_default = is_default
@@ -68,27 +69,30 @@ class ChatTemplate:
         for one in (source, tool_use or ""):
             if len(one.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
                 raise InvalidTokenizer(f"the chat template has {len(one)} characters; at most {MAX_TEMPLATE_BYTES}")
-        self._process = TemplateProcess(source)
+        self._process = process or TemplateProcess(source)
         self._with_tools = self._process if tool_use is None else TemplateProcess(tool_use)
         self._probing = threading.Lock()
         self._shape: TemplateShape | None = None
 
     @classmethod
-    def default(cls, bos: str = "", tool_use: str | None = None) -> ChatTemplate:
+    def default(cls, bos: str = "", tool_use: str | None = None, process: TemplateProcess | None = None) -> ChatTemplate:
         """The template for a model that brings none: "role: content" lines."""
-        return cls(DEFAULT_TEMPLATE, specials={"bos_token": bos}, is_default=True, tool_use=tool_use)
+        return cls(DEFAULT_TEMPLATE, specials={"bos_token": bos}, is_default=True, tool_use=tool_use, process=process)
 
     @classmethod
-    def from_folder(cls, folder: Path, tokenizer: Tokenizer | None = None) -> ChatTemplate:
+    def from_folder(
+        cls, folder: Path, tokenizer: Tokenizer | None = None, process: TemplateProcess | None = None
+    ) -> ChatTemplate:
         """The template of the model in ``folder`` (a Hugging Face folder or a bundle), or the default one.
 
-        Without its ``tokenizer`` control tokens that no config names are left out.
+        Without its ``tokenizer`` control tokens that no config names are left out.  ``process``: the one of `begun_process`.
         """
         source, tool_use = find_template(folder), find_tool_use(folder)
         bos, eos = ("", "") if tokenizer is None else (tokenizer.bos_text, tokenizer.eos_text)
         if source is None:
-            return cls.default(bos if tokenizer is not None and tokenizer.add_bos else "", tool_use)
-        return cls(source, specials={"bos_token": bos, "eos_token": eos} | _named_tokens(folder), tool_use=tool_use)
+            return cls.default(bos if tokenizer is not None and tokenizer.add_bos else "", tool_use, process)
+        specials = {"bos_token": bos, "eos_token": eos} | _named_tokens(folder)
+        return cls(source, specials=specials, tool_use=tool_use, process=process)
 
     @property
     def shape(self) -> TemplateShape:
@@ -138,6 +142,13 @@ class ChatTemplate:
             return
         if probe not in text:
             raise InvalidTokenizer("the model's chat template leaves out what the user says")
+
+
+def begun_process(folder: Path) -> TemplateProcess:
+    """The process that renders the template in ``folder``: it starts while the tokenizer is read."""
+    process = TemplateProcess(find_template(folder) or DEFAULT_TEMPLATE)
+    process.begin()
+    return process
 
 
 def find_template(folder: Path) -> str | None:

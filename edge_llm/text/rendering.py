@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -49,6 +50,14 @@ class TemplateProcess:
         self._source = source
         self._lock = threading.Lock()
         self._child: Child | None = None
+        self._compiled = False
+        """Whether the child has the template."""
+
+    def begin(self) -> None:
+        """Start the process, so that the first rendering need not wait for it; where it cannot start, that says so."""
+        with self._lock, contextlib.suppress(Overloaded):
+            if self._child is None:
+                self._child = self._started()
 
     def render(self, values: Mapping[str, Any], max_output: int) -> str:
         """What the template makes of ``values`` (plain data), at most ``max_output`` characters.
@@ -76,10 +85,12 @@ class TemplateProcess:
         if self._child is None or not self._child.alive:
             self._end()
             self._child = self._started()
+        if not self._compiled:
             kind, reason = self._ask(self._child, self._source.encode("utf-8", "surrogatepass"))
             if kind != TEXT:
                 self._end()
                 raise InvalidTokenizer(f"the chat template is not usable: {shown(reason)}; {_WAY_OUT}")
+            self._compiled = True
         return self._child
 
     def _started(self) -> Child:
@@ -109,7 +120,7 @@ class TemplateProcess:
     def _end(self) -> None:
         if self._child is not None:
             self._child.end()
-            self._child = None
+            self._child, self._compiled = None, False
 
 
 def _frame(request: dict[str, Any]) -> bytes:
