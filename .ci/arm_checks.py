@@ -63,8 +63,8 @@ def logits(name: str) -> bytes:
     """Of a prompt: the same by the kernels of every instruction set that this processor has, streamed or not."""
     import kernels
     from edge_llm.config import RuntimeConfig
-    from edge_llm.engine.assembly import load_int8_runner
     from edge_llm.formats.bundle import open_bundle
+    from edge_llm.opening.assembly import load_int8_runner
     from edge_llm.paths import find_bundle
 
     found = set()

@@ -24,9 +24,9 @@ from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.defaults import FOR_CLIENTS, FOR_PEOPLE
 from edge_llm.decoding.loops import LoopGuard
 from edge_llm.engine.engine import Engine, collect
-from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer
 from edge_llm.engine.service import BatchingService
+from edge_llm.opening.load import load_engine
 from edge_llm.talk.conversation import conversation_request
 
 QUESTIONS = (

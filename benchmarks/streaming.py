@@ -36,10 +36,10 @@ from edge_llm.bench.report import markdown_lines  # noqa: E402
 from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle  # noqa: E402
 from edge_llm.bench.synthetic_gguf import synthetic_gguf  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
-from edge_llm.engine.assembly import fill_defaults, make_device, plan_weights  # noqa: E402
-from edge_llm.engine.cores import usable_cores  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
 from edge_llm.kv.pages import page_bytes, pages_for  # noqa: E402
+from edge_llm.opening.assembly import fill_defaults, make_device, plan_weights  # noqa: E402
+from edge_llm.resources import usable_cores  # noqa: E402
 from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
 
 PROMPT, GENERATE = Test(512, 0), Test(0, 16)

@@ -23,8 +23,8 @@ from edge_llm.bench.shares import measure_shares
 from edge_llm.cli.shadow import fold_lines, fold_report
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.load import load_comparison
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

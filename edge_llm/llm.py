@@ -17,8 +17,8 @@ from typing import Any
 
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.defaults import with_overrides
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
+from edge_llm.opening.load import load_engine
 from edge_llm.talk.conversation import conversation_request, read_messages
 from edge_llm.talk.outcome import Outcome
 

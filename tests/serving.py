@@ -10,9 +10,9 @@ import httpx
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.delta_stream import DeltaStream
-from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Delta, Finish, Timings, Usage
 from edge_llm.engine.service import BatchingService
+from edge_llm.opening.load import load_engine
 from edge_llm.server.host import ModelHost
 from edge_llm.server.run import ServeOptions, listen, make_server
 

@@ -12,10 +12,10 @@ from model_files import random_tensors, tiny_config, write_model
 from edge_llm import sources
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import load_config
+from edge_llm.opening.assembly import load_runner
 from edge_llm.sources.hugging_face import HuggingFaceSource
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer

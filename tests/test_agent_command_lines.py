@@ -18,7 +18,7 @@ from scripted_engine import scripted
 from serving import builtin_engine, hosted, serving
 
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 from edge_llm.text.chat import ChatTemplate
 
 FOLDER, MODEL = os.environ.get("EDGE_LLM_AGENTS"), os.environ.get("EDGE_LLM_AGENTS_MODEL")

@@ -24,10 +24,10 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import DEFAULT_CHUNK, GenerationParams, LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
-from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, DeviceLost, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import fill_defaults, load_runner, make_device, room
+from edge_llm.opening.load import load_engine
 from edge_llm.providers.local import LocalProvider
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight

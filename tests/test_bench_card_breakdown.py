@@ -14,9 +14,9 @@ from edge_llm.bench.breakdown import Clock
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.bench.options import bench_runtime
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.assembly import load_runner
-from edge_llm.engine.auto_device import AutoDevice
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.auto_device import AutoDevice
 
 pytest.importorskip("torch")
 

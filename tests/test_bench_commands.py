@@ -50,7 +50,7 @@ def test_help_loads_no_engine(arguments):
     """Nor does speed, in whose peak memory it would count."""
     script = f"import sys; from edge_llm.cli.main import run; run({arguments}); print(*sys.modules, sep='\\n')"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not set(loaded) & {"edge_llm.engine.engine", "edge_llm.engine.load", "tokenizers", "jinja2", "rich", "torch"}
+    assert not set(loaded) & {"edge_llm.engine.engine", "edge_llm.opening.load", "tokenizers", "jinja2", "rich", "torch"}
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi3, long"])

@@ -11,11 +11,11 @@ from families import family_folder
 from edge_llm.bench.kv_quality import Seen, find_folds, key_factors, kv_quality_table, measure_kv_quality, reads
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.float_assembly import bundle_layer, float_model
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.rope_kinds import Rope
 from edge_llm.paths import builtin_bundle

@@ -23,11 +23,11 @@ from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.calibrate import BUILTIN_TEXT, HELD_OUT_TEXT, MORE_TEXT
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.weights import read_output
+from edge_llm.opening.assembly import load_runner
 from edge_llm.progress import ignore
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.sources import open_source

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import builtin_bundle
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "builtin_model"

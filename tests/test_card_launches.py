@@ -25,9 +25,9 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
-from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import fill_defaults
 from edge_llm.runner.base import Segment
 from kernels.layout import unpack_tiles
 

@@ -12,10 +12,10 @@ import pytest
 
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.prefix_cache import open_prefix_store
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import page_bytes
 from edge_llm.kv.prefix_page import pages_of
+from edge_llm.opening.prefix_cache import open_prefix_store
 from edge_llm.paths import builtin_bundle, bundle_path, prefix_cache_folder
 
 
@@ -93,7 +93,7 @@ def test_what_no_model_will_ask_for_is_pruned(call, two_models):
 def test_pages_of_other_code_or_of_a_changed_model_are_stale(call, two_models, monkeypatch):
     shutil.copy(builtin_bundle() / "manifest.json", two_models / "manifest.json")
     assert {name: row["state"] for name, row in listed(call).items()} == {"builtin": "usable", "mine": "stale"}
-    monkeypatch.setattr("edge_llm.engine.prefix_cache.numerics_version", lambda: "of other code")
+    monkeypatch.setattr("edge_llm.opening.prefix_cache.numerics_version", lambda: "of other code")
     assert {row["state"] for row in listed(call).values()} == {"stale"}
 
 

@@ -37,7 +37,7 @@ def call(command):
 sys.stdin = None
 for _, module, _ in VERBS:
     import_module("edge_llm.cli." + module)
-for module in ("edge_llm.engine.service", "edge_llm.server.run", "edge_llm.engine.float_assembly", "encodings.idna"):
+for module in ("edge_llm.engine.service", "edge_llm.server.run", "edge_llm.opening.float_assembly", "encodings.idna"):
     import_module(module)  # the other user may not even read the interpreter's files
 call("run builtin hi -n 1"), call("doctor")
 if os.geteuid() == 0:

@@ -18,12 +18,12 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.folds import fold_linear
 from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.convert.layer_folds import fold_layer, places
-from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.load import load_comparison
 from edge_llm.operations.attention import KEYS
 from edge_llm.operations.base import HIDDEN
 from edge_llm.quant.channels import ChannelStatistics

@@ -33,7 +33,6 @@ from edge_llm.convert.importer import Outliers, default_name, import_model
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
 from edge_llm.convert.trial import held_out_sequences
-from edge_llm.engine.load import load_comparison
 from edge_llm.errors import (
     CorruptBundle,
     EdgeLLMError,
@@ -53,6 +52,7 @@ from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_layer, read_output
+from edge_llm.opening.load import load_comparison
 from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.paths import bundle_path, models_folder
 from edge_llm.quant.profile import OutlierProfile

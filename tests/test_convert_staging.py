@@ -9,9 +9,9 @@ from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert import staging
 from edge_llm.convert.staging import Staging, discard
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import StorageError
 from edge_llm.formats.leftovers import clear_leftovers, held
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import builtin_bundle, models_folder
 
 

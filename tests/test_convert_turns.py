@@ -27,8 +27,6 @@ from edge_llm.convert.importer import import_model
 from edge_llm.convert.layer_folds import places
 from edge_llm.convert.turns import quantizable, turn_values, with_turns
 from edge_llm.devices import split
-from edge_llm.engine.assembly import load_int8_runner, load_runner
-from edge_llm.engine.load import load_comparison, load_engine
 from edge_llm.errors import CorruptBundle, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, encode_manifest
@@ -37,6 +35,8 @@ from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_layer
+from edge_llm.opening.assembly import load_int8_runner, load_runner
+from edge_llm.opening.load import load_comparison, load_engine
 from edge_llm.operations.attention import VALUES
 from edge_llm.operations.base import HIDDEN, FloatLinear, HeadTurns, LayerWeights
 from edge_llm.operations.layer import Layer

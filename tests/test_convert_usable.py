@@ -19,11 +19,11 @@ from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError, InvalidModel
 from edge_llm.formats.description import decode_description, encode_description, model_record
 from edge_llm.models import describe, load_config
 from edge_llm.models.rope import rope_tables
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import models_folder
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}<|im_start|>bot:"

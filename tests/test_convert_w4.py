@@ -9,9 +9,9 @@ from edge_llm.config import INT8, W4, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import load_runner
 
 
 @pytest.fixture(scope="module")

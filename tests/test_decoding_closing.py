@@ -14,7 +14,7 @@ from edge_llm.decoding.closing import Budget, Place
 from edge_llm.decoding.draft import no_draft, prompt_lookup
 from edge_llm.decoding.guided import Constraint
 from edge_llm.engine.generation import Generation
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 from edge_llm.talk.tool_formats import HERMES, after_thought, calls_grammar
 
 

@@ -15,8 +15,8 @@ from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
 from edge_llm.decoding.draft import no_draft, prompt_lookup
 from edge_llm.decoding.guided import Constraint, check_grammar
 from edge_llm.engine.generation import Generation
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
+from edge_llm.opening.load import load_engine
 from edge_llm.talk.pieces import CallArguments, CallBegun
 from edge_llm.talk.tool_calls import ToolCallParser
 from edge_llm.talk.tool_formats import (

@@ -14,8 +14,8 @@ from edge_llm.decoding import guided
 from edge_llm.decoding.guided import Constraint, check_grammar
 from edge_llm.decoding.schemas.words import MAX_DEPTH
 from edge_llm.decoding.schemas.writer import lark_of
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
+from edge_llm.opening.load import load_engine
 from edge_llm.talk.formats import response_format
 
 

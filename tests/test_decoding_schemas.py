@@ -15,8 +15,8 @@ from edge_llm.decoding.guided import Constraint, check_grammar
 from edge_llm.decoding.schemas.patterns import UnheldPattern, found_in, parsed
 from edge_llm.decoding.schemas.terminals import written
 from edge_llm.decoding.schemas.writer import Writer
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
+from edge_llm.opening.load import load_engine
 
 
 @pytest.fixture(scope="module")

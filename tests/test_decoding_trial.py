@@ -23,8 +23,8 @@ from edge_llm.decoding import trial as trial_module
 from edge_llm.decoding.grammar_source import source_of
 from edge_llm.decoding.guided import MAX_KEPT_BYTES, Constraint, check_grammar
 from edge_llm.decoding.trial import MAX_BYTES, on_deep_stack
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import Overloaded, UsageError
+from edge_llm.opening.load import load_engine
 
 
 def chain(count, link):
@@ -128,7 +128,7 @@ import json, resource, sys
 sys.path[:0] = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 import test_decoding_trial as trial
 tokenizer = load_engine(None, RuntimeConfig(threads=1, context=64)).tokenizer
 trial.outcome(trial.Grammar("json_object"), tokenizer)
@@ -205,7 +205,7 @@ def test_the_process_of_trials_ends_with_its_owner(tmp_path):
     code = """
 from edge_llm.config import Grammar, RuntimeConfig
 from edge_llm.decoding import guided
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 tokenizer = load_engine(None, RuntimeConfig(threads=1, context=64)).tokenizer
 guided.check_grammar(Grammar("regex", "a"), tokenizer)
 print(guided._guide_of(tokenizer)._trial._child.process_id)

@@ -20,10 +20,10 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
-from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, make_weights, room
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.assembly import fill_defaults, load_runner, make_device, make_weights, room
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.plan import WeightSizes, plan_memory

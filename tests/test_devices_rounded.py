@@ -11,9 +11,9 @@ from edge_llm.ascend.devices.card_weights import CardWeights, load_products
 from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import WeightSizes

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_model
 from paged_script import forget
 
+from edge_llm import resources
 from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine import assembly, cores
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import collect
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, DeviceLost
+from edge_llm.opening import assembly
+from edge_llm.opening.load import load_engine
 
 PLACEMENTS = ("split", "card")
 PROMPTS = ([1, 2, 3, 4, 5], [*range(60)], [7, 8, 9] * 20, [9], [*range(100, 145)])
@@ -260,13 +261,13 @@ def test_a_host_without_memory_refuses_by_name_and_lives(folder, fuse, monkeypat
 @pytest.mark.parametrize(("limit", "room"), [("max", sys.maxsize), ("1000", 700), ("100", 0), ("what", sys.maxsize)])
 def test_free_memory_is_bounded_by_the_cgroup(tmp_path, monkeypatch, limit, room):
     """400 bytes are in use, of which 100 are of files that were read."""
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
-    free = cores.free_memory()
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
+    free = resources.free_memory()
     assert 0 < free < 2**60
     for name, text in {"max": limit, "current": "400", "stat": "anon 300\ninactive_file 100"}.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert cores._cgroup_room() == room
-    assert cores.free_memory() <= room
+    assert resources._cgroup_room() == room
+    assert resources.free_memory() <= room
 
 
 # ---- one answer

@@ -11,7 +11,7 @@ from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 from edge_llm.runner.base import Site
 from edge_llm.subgraphs.placement import choose_placement
 

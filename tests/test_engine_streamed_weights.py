@@ -8,8 +8,8 @@ import pytest
 
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.engine.engine import collect
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import CorruptBundle
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import builtin_bundle
 
 

@@ -12,13 +12,13 @@ from edge_llm.config import W4, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.description import decode_description, encode_description, model_record
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.assembly import load_runner
 from edge_llm.runner.base import Segment
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()

@@ -18,10 +18,10 @@ from edge_llm.convert.gradient import drawn_gradient
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.self_written import openings, write_text
 from edge_llm.convert.trial import held_out_sequences
-from edge_llm.engine.assembly import fill_defaults, make_runner
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
+from edge_llm.opening.assembly import fill_defaults, make_runner
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.sources import open_source
 from kernels import ThreadPool

@@ -20,10 +20,10 @@ from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.decoding.sampler import greedy
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import CorruptBundle, NumericError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, WEIGHTS, encode_manifest
+from edge_llm.opening.assembly import load_runner
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
 from edge_llm.weights.streamed import StreamedWeights
 from kernels.checksum import crc32c

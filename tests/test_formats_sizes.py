@@ -11,10 +11,10 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.library import installed_models
-from edge_llm.engine.load import load_engine
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import float_sizes, sizes, sizes_by_kind
+from edge_llm.opening.library import installed_models
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import builtin_bundle, bundle_path
 from edge_llm.progress import byte_size
 from edge_llm.providers.base import Wanted

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_llm.engine.numerics import numeric_files
+from edge_llm.opening.numerics import numeric_files
 
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
-    "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1,
+    "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1, "edge_llm.resources": 1,
     "edge_llm.strict_json": 2, "edge_llm.user_config": 2, "edge_llm.operations": 2,
     "edge_llm.models": 3,
     "edge_llm.tool_servers": 4, "edge_llm.chats": 4, "edge_llm.text": 4, "edge_llm.quant": 4, "edge_llm.decoding": 4,
@@ -27,7 +27,7 @@ FLOORS = {
     "edge_llm.devices": 9, "edge_llm.ascend.selftest": 9,
     "edge_llm.ascend.devices": 10, "edge_llm.runner": 10,
     "edge_llm.engine": 11, "edge_llm.convert": 11,
-    "edge_llm.talk": 12, "edge_llm.ascend.export": 12,
+    "edge_llm.opening": 12, "edge_llm.talk": 12, "edge_llm.ascend.export": 12,
     "edge_llm.llm": 13, "edge_llm.bench": 13, "edge_llm.server": 13, "edge_llm.providers": 13,
     "edge_llm.tui": 14,
     "edge_llm.cli": 15,
@@ -230,7 +230,7 @@ def test_the_first_frame_of_the_chat_needs_no_engine():
 
 
 def test_all_that_a_runner_reaches_counts_as_numerics():
-    """Stored pages are of the code that `edge_llm.engine.numerics` digests: nothing that computes may lie beside it."""
+    """Stored pages are of the code that `edge_llm.opening.numerics` digests: nothing that computes may lie beside it."""
     knows_no_numbers = {f"edge_llm.{name}" for name in ("ascend", "errors", "files", "progress", "strict_json")} | {"edge_llm"}
     reached = loaded_by("import edge_llm.runner.runner, edge_llm.ascend.devices.emulated, edge_llm.models.rope")
     ours = {name for name in reached if name.startswith(("edge_llm", "kernels."))} - knows_no_numbers

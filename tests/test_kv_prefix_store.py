@@ -20,9 +20,6 @@ from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
-from edge_llm.engine.assembly import load_runner
-from edge_llm.engine.numerics import numeric_files, numerics_version
-from edge_llm.engine.prefix_cache import model_identity, open_prefix_store, parse_budget
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv import prefix_store
@@ -33,6 +30,9 @@ from edge_llm.kv.prefix_page import clear_leftovers, page_file_bytes, pages_of, 
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.numerics import numeric_files, numerics_version
+from edge_llm.opening.prefix_cache import model_identity, open_prefix_store, parse_budget
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.text.tokenizer import Tokenizer
@@ -531,7 +531,7 @@ def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
     plain = model_identity(bundle, RuntimeConfig())
     assert plain == model_identity(bundle, RuntimeConfig(chunk=64, threads=1, context=100))
     assert plain != model_identity(bundle, RuntimeConfig(shadow=False))
-    monkeypatch.setattr("edge_llm.engine.prefix_cache.numerics_version", lambda: "of other code")
+    monkeypatch.setattr("edge_llm.opening.prefix_cache.numerics_version", lambda: "of other code")
     assert plain != model_identity(bundle, RuntimeConfig())
 
 

@@ -19,7 +19,7 @@ from edge_llm.ascend.npu.settings import COMPILER_PACKAGES
 from edge_llm.ascend.npu.toolkit import attention_refusal
 from edge_llm.ascend.npu.versions import older
 from edge_llm.cli.main import run
-from edge_llm.engine import machine
+from edge_llm.opening import examine
 
 HOME = "/usr/local/Ascend/cann"
 NNAL = "/usr/local/Ascend/nnal/atb/latest"
@@ -482,7 +482,7 @@ def test_the_folder_that_one_stands_in_is_not_imported_from(tmp_path, monkeypatc
 
 def test_json_has_the_same_facts(tmp_path, monkeypatch, capsys):
     fake = build(tmp_path, without(HOME), closed={"hisi_hdc"})
-    monkeypatch.setattr(machine, "AscendMachine", lambda: fake)
+    monkeypatch.setattr(examine, "AscendMachine", lambda: fake)
     assert run(["doctor", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert run(["doctor"]) == 0

@@ -347,7 +347,7 @@ RESIDENT = """
 import threading
 import numpy as np
 from pathlib import Path
-from edge_llm.engine.cores import give_memory_back
+from edge_llm.resources import give_memory_back
 
 def resident():
     return next(int(line.split()[1]) >> 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)

@@ -11,7 +11,7 @@ from edge_llm.bench.quality import compare
 from edge_llm.config import W4, GenerationParams, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import Outliers, import_model
-from edge_llm.engine.load import load_comparison, load_engine
+from edge_llm.opening.load import load_comparison, load_engine
 from edge_llm.paths import builtin_bundle
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "builtin_model"

@@ -16,8 +16,8 @@ from platformdirs import user_cache_path
 from edge_llm.bench.quality import compare
 from edge_llm.config import ROW, STATIC, RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.load import load_comparison
 from edge_llm.quant.quality import Quality
 from edge_llm.weights.resident import ResidentWeights
 

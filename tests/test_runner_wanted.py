@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, LlamaConfig, RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults, make_runner
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Request
@@ -19,6 +18,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
+from edge_llm.opening.assembly import fill_defaults, make_runner
 from edge_llm.runner.base import Cancelled, Runner, Segment
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.text.tokenizer import Tokenizer

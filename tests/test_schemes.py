@@ -14,11 +14,11 @@ import kernels
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import encode_manifest
 from edge_llm.models import load_config
+from edge_llm.opening.assembly import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
 from kernels import reference as kernel_reference

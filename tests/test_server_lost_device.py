@@ -9,8 +9,8 @@ from serving import client_of, hosted
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine import assembly
-from edge_llm.engine.load import load_engine
+from edge_llm.opening import assembly
+from edge_llm.opening.load import load_engine
 
 PLACEMENTS = ("split", "card")
 SAID = f"the device `{NAME}` failed: {FAILURE}"

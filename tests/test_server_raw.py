@@ -13,9 +13,9 @@ from test_server_stream import events
 from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
 from edge_llm.llm import LLM
+from edge_llm.opening.load import load_engine
 from edge_llm.text.tokenizer import Tokenizer
 
 ASK = [{"role": "user", "content": "hi"}]

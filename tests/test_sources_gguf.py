@@ -18,8 +18,6 @@ from tokenizers import Tokenizer as Backend
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
-from edge_llm.engine.library import is_made_from
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf import open_gguf
@@ -27,6 +25,8 @@ from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import describe, load_config
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import check_tensors
+from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.library import is_made_from
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf import _ENDS
 from edge_llm.sources.gguf_config import config_of

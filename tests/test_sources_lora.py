@@ -17,12 +17,12 @@ from model_files import random_tensors, safetensors_bytes, tiny_config, write_js
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
-from edge_llm.engine.library import imported_from, installed_models
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models.reference import FloatModel
+from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.library import imported_from, installed_models
 from edge_llm.paths import bundle_path
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf_config import ARCHITECTURES

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_json
 
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.library import is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.models import describe, families
+from edge_llm.opening.library import is_made_from
 from edge_llm.paths import find_bundle, safe_name
 from edge_llm.progress import byte_count
 from edge_llm.sources import known

@@ -34,11 +34,11 @@ from stub_hub import Stub, environment, serving
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import EdgeLLMError, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.float8 import e4m3_values
 from edge_llm.formats.packed_integers import unpack, words_of
+from edge_llm.opening.assembly import load_runner
 from edge_llm.sources import open_source
 from edge_llm.sources.base import PackedSource
 from edge_llm.sources.quantization import READ

@@ -17,8 +17,8 @@ from edge_llm.cli.options import grammar_of
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.calibrate import read_text
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import InvalidTokenizer
+from edge_llm.opening.load import load_engine
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import find_template
 from edge_llm.text.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from test_ascend import BOUND, BUILTIN, FLOAT16, ON_CARD, SHAPES, logits
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults, load_runner, make_device
-from edge_llm.engine.load import load_engine
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.opening.assembly import fill_defaults, load_runner, make_device
+from edge_llm.opening.load import load_engine
 from edge_llm.runner.base import Segment
 
 if TYPE_CHECKING:

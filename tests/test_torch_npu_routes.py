@@ -18,9 +18,9 @@ from test_torch_npu_ascend import runner_of
 from edge_llm.ascend.npu.limits import NZ
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, ModelConfig, RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults, make_device, room
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import fill_defaults, make_device, room
 
 if TYPE_CHECKING:
     from standins import Card

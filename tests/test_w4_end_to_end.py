@@ -13,10 +13,10 @@ from edge_llm.config import INT8, W4, GenerationParams, LlamaConfig, RuntimeConf
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import fill_defaults, load_runner, make_device, room
+from edge_llm.opening.load import load_engine
 from edge_llm.runner.base import Segment
 
 ODD = LlamaConfig(

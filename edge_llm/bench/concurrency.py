@@ -14,14 +14,14 @@ from edge_llm.bench.loads import Face, Load, Outcome
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import MOST_PARALLEL, GenerationParams, RuntimeConfig
-from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.engine import Engine, collect
-from edge_llm.engine.load import load_engine, make_drafter
 from edge_llm.engine.request import Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.load import load_engine, make_drafter
 from edge_llm.paths import builtin_bundle
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer

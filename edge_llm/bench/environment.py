@@ -19,8 +19,8 @@ import psutil
 import edge_llm
 import kernels
 from edge_llm.bench.measure import SEED
-from edge_llm.engine.cores import usable_cores
-from edge_llm.engine.processor import Processor
+from edge_llm.opening.processor import Processor
+from edge_llm.resources import usable_cores
 
 BUSY_CORES = 0.25
 """Cores in use by others from which a measurement is doubtful."""

@@ -16,13 +16,13 @@ import numpy as np
 from edge_llm.bench.quality import check_enough, compare
 from edge_llm.bench.roofs import Costs
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults
-from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.float_assembly import bundle_layer, float_model
 from edge_llm.operations.attention import KEY_OFFSET, Attention
 from edge_llm.operations.base import KVRounding
 from edge_llm.paths import find_bundle

@@ -15,12 +15,12 @@ import numpy as np
 
 from edge_llm.bench.quality import compare
 from edge_llm.config import STATIC, RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults
-from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.float_assembly import bundle_layer, float_model
 from edge_llm.operations.arithmetic import soft_cap
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.float_kv import FloatKV

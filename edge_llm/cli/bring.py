@@ -21,15 +21,15 @@ from edge_llm.convert.blocks import keeps_blocks
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.convert.pace import slowness
-from edge_llm.engine.cores import give_memory_back
-from edge_llm.engine.library import imported_from, is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unavailable, UsageError
 from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import read_manifest
 from edge_llm.formats.gguf import first_part, is_gguf, missing_part, parts_of
 from edge_llm.formats.manifest import MANIFEST
+from edge_llm.opening.library import imported_from, is_made_from
 from edge_llm.paths import BUILTIN_MODEL_NAME, MAX_NAME, bundle_path, expanded, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
+from edge_llm.resources import give_memory_back
 from edge_llm.sources.hub_gguf import float_bytes
 from edge_llm.sources.hubs import look
 from edge_llm.sources.hugging_face import digest_files

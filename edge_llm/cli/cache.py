@@ -9,10 +9,10 @@ import click
 
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.values import MODEL
-from edge_llm.engine.prefix_cache import is_usable, parse_budget
 from edge_llm.errors import ModelNotFound
 from edge_llm.files import shown
 from edge_llm.kv.prefix_folder import ModelPages, prune, remove_model, stored_models, stored_pages
+from edge_llm.opening.prefix_cache import is_usable, parse_budget
 from edge_llm.paths import prefix_cache_folder
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -10,9 +10,9 @@ import click
 
 from edge_llm.cli.terminal import note, progress_bar, say, say_json
 from edge_llm.cli.values import NewFile
-from edge_llm.engine.machine import examine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from edge_llm.opening.examine import examine
 
 
 @click.command("doctor")

@@ -14,9 +14,9 @@ from edge_llm.cli.options import chunk_option, context_option
 from edge_llm.cli.terminal import note, progress_bar, say_json, write
 from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import fill_defaults
 from edge_llm.paths import find_bundle
 from edge_llm.runner.rows import chunk_lengths
 

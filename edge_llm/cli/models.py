@@ -19,7 +19,6 @@ from edge_llm.config import ModelConfig
 from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
-from edge_llm.engine.library import InstalledModel, installed_models
 from edge_llm.errors import UsageError
 from edge_llm.files import folder_bytes, is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
@@ -27,6 +26,7 @@ from edge_llm.formats.leftovers import clear_leftovers, remove_stopped, stopped_
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
+from edge_llm.opening.library import InstalledModel, installed_models
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, no_such_model, prefix_cache_folder
 from edge_llm.progress import byte_size
 from edge_llm.talk.history import in_words

@@ -18,12 +18,12 @@ from edge_llm.cli.options import KEYS_FORMS, activations_option, device_option, 
 from edge_llm.cli.terminal import progress_bar, say, say_json
 from edge_llm.cli.values import MODEL, Whole
 from edge_llm.config import KV_ALIASES, RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults
-from edge_llm.engine.load import load_comparison
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import sizes
+from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.load import load_comparison
 from edge_llm.paths import find_bundle
 from edge_llm.quant.kv import KVScheme, kv_schemes
 from edge_llm.quant.quality import Quality

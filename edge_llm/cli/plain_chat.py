@@ -15,10 +15,10 @@ from edge_llm.cli.terminal import has_person, note, quiet_progress, say
 from edge_llm.config import REPETITION, GenerationParams, RuntimeConfig
 from edge_llm.decoding.defaults import another
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
+from edge_llm.opening.load import load_engine
 from edge_llm.providers.base import Ask, Catalogue, Ended, Figures, Provider, Wanted
 from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request
 from edge_llm.talk.pieces import AnswerPiece

@@ -18,8 +18,8 @@ from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import MODEL
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
-from edge_llm.engine.assembly import choose_activations, fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.opening.assembly import choose_activations, fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site

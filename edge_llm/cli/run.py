@@ -28,10 +28,10 @@ from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
 from edge_llm.cli.values import ANY_MODEL, TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
-from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.errors import ModelNotFound, UsageError
 from edge_llm.files import shown
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import find_bundle
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax

@@ -54,8 +54,8 @@ def serve_command(
     """
     # imported late, so that --help does not wait for the server
     from edge_llm.engine.engine import Engine
-    from edge_llm.engine.load import load_engine
     from edge_llm.engine.service import BatchingService, Service
+    from edge_llm.opening.load import load_engine
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.progress import StageProgress
     from edge_llm.server.host import ModelHost

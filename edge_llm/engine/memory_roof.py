@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from edge_llm.engine.cores import free_memory
+from edge_llm.resources import free_memory
 from kernels import ThreadPool
 from kernels.roofs import read_bandwidth
 

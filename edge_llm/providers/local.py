@@ -14,24 +14,24 @@ from typing import Any
 
 from edge_llm.config import INT8, RuntimeConfig
 from edge_llm.decoding.defaults import another, generation_defaults, with_overrides
-from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.inside import Inside, look
-from edge_llm.engine.library import InstalledModel, default_kv_bytes, fits, installed_models
-from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Delta, Finish, Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ModelNotFound, Unavailable, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import int8_bytes, sizes
 from edge_llm.models import describe
+from edge_llm.opening.library import InstalledModel, default_kv_bytes, fits, installed_models
+from edge_llm.opening.load import load_engine
 from edge_llm.paths import BUILTIN_MODEL_NAME, find_bundle
 from edge_llm.progress import StageProgress, byte_count
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
 from edge_llm.providers.fetch import fetch
 from edge_llm.providers.settings import changed, differences
+from edge_llm.resources import free_memory, give_memory_back
 from edge_llm.sources.known import KnownModel, find_known, known_models
 from edge_llm.talk.conversation import NO_TEMPLATE, conversation_length, conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax

@@ -20,8 +20,8 @@ from edge_llm.cli.options import Command, add_options, place_options, runtime_co
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
 from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
-from edge_llm.engine.auto_device import find_device
 from edge_llm.errors import UsageError
+from edge_llm.opening.auto_device import find_device
 from edge_llm.paths import find_bundle
 
 if TYPE_CHECKING:

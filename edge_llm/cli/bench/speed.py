@@ -34,9 +34,9 @@ from edge_llm.cli.options import Command, SharedOption, add_options, float_optio
 from edge_llm.cli.terminal import note, progress_bar
 from edge_llm.cli.values import NewFile, Real
 from edge_llm.config import BLOCKS, RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.assembly import fill_defaults
 from edge_llm.progress import ignore
 from edge_llm.runner.base import Site
 

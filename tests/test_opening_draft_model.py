@@ -5,7 +5,7 @@ from model_files import tiny_config, write_model
 
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.load import load_engine
+from edge_llm.opening.load import load_engine
 
 SIZES = (300, 512)
 """Rows of the output matrices of two models, which share a tokenizer of 289 tokens."""

@@ -12,11 +12,11 @@ from edge_llm.ascend.npu.finding import Finding
 from edge_llm.ascend.npu.findings import ascend_findings
 from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.devices.host import HostDevice
-from edge_llm.engine.auto_device import AutoDevice, choose_device
-from edge_llm.engine.cores import usable_cores
-from edge_llm.engine.processor import Processor, processor_findings
 from edge_llm.errors import StorageError
+from edge_llm.opening.auto_device import AutoDevice, choose_device
+from edge_llm.opening.processor import Processor, processor_findings
 from edge_llm.paths import models_folder
+from edge_llm.resources import usable_cores
 
 
 def examine() -> list[Finding]:

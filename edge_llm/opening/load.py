@@ -15,8 +15,6 @@ from typing import Any
 from edge_llm.config import AUTO, ROW, RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
-from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, make_runner, run_on_host
-from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.limits import Limits
 from edge_llm.engine.model_facts import ModelFacts
@@ -24,6 +22,8 @@ from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.sizes import float_sizes, sizes
+from edge_llm.opening.assembly import fill_defaults, host_runtime, int8_runner, make_runner, run_on_host
+from edge_llm.opening.draft_model import model_drafter
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import NONE

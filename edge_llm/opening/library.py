@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.config import DEFAULT_CONTEXT, ModelConfig
-from edge_llm.engine.cores import free_memory
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import Bundle, open_bundle, read_manifest
@@ -18,6 +17,7 @@ from edge_llm.formats.sizes import sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.paths import model_folders
+from edge_llm.resources import free_memory
 from edge_llm.sources.place import Place
 
 

@@ -23,9 +23,6 @@ from edge_llm.config import (
 from edge_llm.devices import check_device, has_card, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
-from edge_llm.engine.affinity import bind
-from edge_llm.engine.auto_device import AutoDevice, find_device
-from edge_llm.engine.cores import free_memory, total_memory, usable_cores
 from edge_llm.errors import DeviceError, DeviceLost, OutOfMemory, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
@@ -33,7 +30,10 @@ from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.affinity import bind
+from edge_llm.opening.auto_device import AutoDevice, find_device
 from edge_llm.progress import StageProgress
+from edge_llm.resources import free_memory, total_memory, usable_cores
 from edge_llm.runner.base import Runner
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.runner.runner import Int8Runner
@@ -140,7 +140,7 @@ def make_runner(
 ) -> Runner[Any]:
     """The runner that the filled-in ``runtime`` asks for."""
     if runtime.float_path:
-        from edge_llm.engine.float_assembly import float_runner  # much code that nearly no start needs
+        from edge_llm.opening.float_assembly import float_runner  # much code that nearly no start needs
 
         return float_runner(bundle, runtime)
     return int8_runner(bundle, runtime, progress, watch)
@@ -164,7 +164,7 @@ def _int8_runner(
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
         return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
-    from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # few starts keep pages
+    from edge_llm.opening.prefix_cache import model_identity, open_prefix_store  # few starts keep pages
 
     numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
     store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.numerics import numerics_version
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.prefix_store import PrefixStore
+from edge_llm.opening.numerics import numerics_version
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, prefix_cache_folder
 from edge_llm.weights.budget import parse_memory
 

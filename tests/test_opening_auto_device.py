@@ -14,10 +14,10 @@ from edge_llm.ascend.npu.packages import Imported
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine import assembly, auto_device, machine
-from edge_llm.engine.auto_device import AutoDevice, choose_device, find_device
-from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
+from edge_llm.opening import assembly, auto_device, examine
+from edge_llm.opening.auto_device import AutoDevice, choose_device, find_device
+from edge_llm.opening.load import load_engine
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_card_that_lacks_something_is_left_alone_with_the_remedy(tmp_path, fil
 
 def test_a_start_without_a_card_loads_nothing_that_only_cards_need():
     script = (
-        "import sys; from edge_llm.config import RuntimeConfig; from edge_llm.engine.load import load_engine\n"
+        "import sys; from edge_llm.config import RuntimeConfig; from edge_llm.opening.load import load_engine\n"
         "load_engine(None, RuntimeConfig(threads=1)); print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -218,7 +218,7 @@ def test_float_looks_for_no_card(folder, found):
 )
 def test_doctor_says_what_auto_stands_for(tmp_path, monkeypatch, capsys, files, device):
     fake = build(tmp_path, files)
-    monkeypatch.setattr(machine, "AscendMachine", lambda: fake)
+    monkeypatch.setattr(examine, "AscendMachine", lambda: fake)
     assert run(["doctor", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["device"]["value"] == device

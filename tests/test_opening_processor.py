@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.engine.processor import DOT_PRODUCT, Processor, processor_findings
+from edge_llm.opening.processor import DOT_PRODUCT, Processor, processor_findings
 
 ROOT = Path(__file__).resolve().parents[1]
 X86 = ("portable", "avx2")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from edge_llm.cli.main import run
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.library import installed_models
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.library import installed_models
 from edge_llm.paths import builtin_bundle, bundle_path
 
 

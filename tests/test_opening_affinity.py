@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from edge_llm.engine.affinity import bind, node_cpus, parse_cpus
 from edge_llm.errors import UsageError
+from edge_llm.opening.affinity import bind, node_cpus, parse_cpus
 
 
 @pytest.fixture
