@@ -26,7 +26,8 @@ def wanted(name="a", weights=0, pages=0, work=0, card=0):
 def test_a_refusal_says_both_sizes_and_who_holds_the_rest():
     ledger = Ledger(main=100 * MIB)
     ledger.claim(wanted("first", weights=60))
-    with pytest.raises(OutOfMemory, match=r"`second` takes 50 MiB and the memory for models is 100 MiB, of which first hold 60 MiB"):
+    said = "`second` takes 50 MiB and the memory for models is 100 MiB, of which first hold 60 MiB"
+    with pytest.raises(OutOfMemory, match=said):
         ledger.claim(wanted("second", weights=30, pages=15, work=5))
     assert list(ledger.claims) == ["first"]
 
