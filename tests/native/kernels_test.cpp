@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "blocks_test.h"
 #include "check.h"
 #include "layout.h"
 #include "vec_ops_table.h"
@@ -413,6 +414,18 @@ void test_half_linear(Report& report) {
       report.compare(name_of("linear of float16", {m, s.k, s.n}), [&](const KernelTable& table, Result& result) {
         run_half_linear(table, result, m, s.k, s.n, pool_of(m % 2 == 0 ? 1 : 3));
       });
+}
+
+void test_blocks(Report& report) {
+  for (int kind = 0; kind < edge::kBlockKinds; ++kind)
+    for (int64_t m : {1, 2, 3, 5, 8, 33})
+      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{7, 256}, {64, 512}, {41, 768}}) {
+        if (m > 8 && n == 7) continue;
+        const edge_test::BlockProblem p = edge_test::block_problem(kind, m, n, k);
+        report.compare(name_of("linear of blocks", {kind, m, n, k}), [&](const KernelTable& table, Result& result) {
+          edge_test::run_blocks(table, result, kind, p, pool_of(m % 2 == 0 ? 1 : 3));
+        });
+      }
 }
 
 void test_quantize(Report& report) {
@@ -992,6 +1005,7 @@ int main(int count, char** arguments) {
   test_linear(report);
   test_codes(report);
   test_half_linear(report);
+  test_blocks(report);
   test_quantize(report);
   test_halves(report);
   test_attention(report);
