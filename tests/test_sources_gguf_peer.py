@@ -42,7 +42,7 @@ if find_spec("gguf") is None:
     pytest.skip("the package `gguf` is not installed (the extra `peers`)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from gguf_logits import PROMPTS, Nearness, Peer, compare, files_of  # noqa: E402
+from gguf_logits import PROMPTS, KeptBlocks, Nearness, Peer, compare, files_of  # noqa: E402
 from wheel_models import SMOLLM2, LlamaFile, NoWheel, fetch, gguf_of  # noqa: E402
 
 WHEELS = user_cache_path("edge-llm") / "real" / "wheels"
@@ -183,6 +183,22 @@ def test_a_trained_file_has_llama_cpps_logits_and_greedy_tokens(prompts, tokens,
             assert all(answer.is_decided for answer in answers), (named, [str(answer) for answer in answers])
             if named != "as it is":
                 assert all(answer.differs_at is None for answer in answers)
+
+
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(("prompts", "tokens"), [(2, 8), (5, 64)])
+@pytest.mark.parametrize("name", ["smollm2", "gemma"])
+def test_a_trained_file_in_its_blocks_says_llama_cpps_greedy_tokens(name, prompts, tokens, request, tmp_path):
+    """Where the first two logits are further apart than what both round."""
+    file = request.getfixturevalue(name)
+    with open_source(file) as source:
+        tokenizer = source.tokenizer()
+        encoded = [tokenizer.encode(text, add_bos=tokenizer.add_bos, parse_special=True) for text in PROMPTS[:prompts]]
+    peer = Peer(file)
+    nearness, answers = compare(KeptBlocks(file, tmp_path / "kept"), peer, encoded, tokens)
+    peer.close()
+    assert nearness.norm < 8e-2, str(nearness)
+    assert all(answer.is_decided for answer in answers), [str(answer) for answer in answers]
 
 
 @pytest.mark.thorough(keep=1)
