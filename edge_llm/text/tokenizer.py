@@ -17,7 +17,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,6 @@ class Tokenizer:
         """Texts that become control tokens where special tokens are parsed."""
         self.marks = tuple(token.content for token in added.values() if token.special or is_mark(token.content))
         """Texts of added tokens that no word of an answer is: control tokens, and what stands in brackets."""
-        longest_first = sorted(self.special_texts, key=len, reverse=True)
-        self.spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        """Finds such texts."""
         unknown = getattr(backend.model, "unk_token", None)
         self._control_ids = self._special_ids - {backend.token_to_id(unknown) if unknown else None}
         special = special or SpecialTokens()
@@ -115,6 +112,12 @@ class Tokenizer:
         """The same from a tokenizer.json and configs that stand in no file of their own; ``name`` is said in errors."""
         backend = load_bytes(data, name)
         return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
+
+    @cached_property
+    def spelled(self) -> re.Pattern[str]:
+        """Finds `special_texts`, of which there may be thousands."""
+        longest_first = sorted(self.special_texts, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def token_id(self, text: str) -> int | None:
         """Id of the token that is written ``text`` in the vocabulary, or None."""
@@ -347,10 +350,21 @@ def _named(value: Any, token_id: Callable[[str], int | None]) -> list[int] | Non
 
 
 def _check_ids(backend: Any, vocab_size: int, added: dict[int, Any]) -> None:
-    vocab = backend.get_vocab(True)
-    ids = set(vocab.values())
-    if not ids:
+    count = backend.get_vocab_size(True)
+    if not count:
         raise InvalidTokenizer("the tokenizer's vocabulary is empty")
+    if count > vocab_size or None in map(backend.id_to_token, range(count)):  # else every id has its own token
+        _check_vocabulary(backend.get_vocab(True), vocab_size)
+    for token, entry in added.items():
+        if not 0 < len(entry.content) <= MAX_ADDED_TOKEN:
+            raise InvalidTokenizer(
+                f"the added token `{token}` has {len(entry.content)} characters; 1 to {MAX_ADDED_TOKEN} are possible"
+            )
+
+
+def _check_vocabulary(vocab: dict[str, int], vocab_size: int) -> None:
+    """Refuse a ``vocab`` with an id that the model lacks, or one id for two tokens; it may have holes."""
+    ids = set(vocab.values())
     if max(ids) >= vocab_size:
         text, token = max(vocab.items(), key=lambda item: item[1])
         raise InvalidTokenizer(
@@ -364,11 +378,6 @@ def _check_ids(backend: Any, vocab_size: int, added: dict[int, Any]) -> None:
                 both = f"`{shown(seen[token], 40)}` and `{shown(text, 40)}`"
                 raise InvalidTokenizer(f"the tokens {both} have the same id `{token}`")
             seen[token] = text
-    for token, entry in added.items():
-        if not 0 < len(entry.content) <= MAX_ADDED_TOKEN:
-            raise InvalidTokenizer(
-                f"the added token `{token}` has {len(entry.content)} characters; 1 to {MAX_ADDED_TOKEN} are possible"
-            )
 
 
 def _check_special(bos_id: int | None, eos_ids: frozenset[int], vocab_size: int) -> None:
