@@ -20,13 +20,16 @@ client, unmodified, against a real server with the built-in model. HTTP means pl
 
 What would change the answer and cannot be honoured is a 400 that names the field: `audio`, `modalities` other than text,
 images, `prediction`, `web_search_options`, `store: true`, `previous_response_id`, `background`, `suffix`, `best_of` other
-than `n`, `echo` with `logprobs`, `dimensions` other than the model's, and grammars that cannot be followed. What is
+than `n`, `dimensions` other than the model's, and grammars that cannot be followed. What is
 accepted without effect is named in `x-edge-llm-ignored`.
 
 Tools that are no functions are left out and named there (`tools.web_search`); a custom tool is a function of one text, and its
 call comes back as the API has it. Anthropic's `bash` and `text_editor`, which clients run, have their known schemas. A picture
 in the result of a tool becomes `[picture left out]` and is named once (`messages.content.image`); one in a question is a 400.
 What was thought before the last question is shown again by chat completions only, whose templates decide.
+
+Evaluations by log-likelihood (lm-eval's `local-completions`, with the tokenizer of the server or its own) work: `echo` with
+`logprobs` tells of the prompt's tokens too, `max_tokens: 0` of them alone. The token itself stands first among its likely ones.
 
 The prompt of `/v1/completions` is its writer's own program: control tokens that it spells are parsed, and it gets no second
 bos. `parse_special: false` makes them text, `add_special_tokens: false` leaves out the bos, and `skip_special_tokens: false`

@@ -201,6 +201,8 @@ class GenerationParams:
     """Tokens before which the answer cannot end by an end token."""
     logprobs: int | None = None
     """Report each token's log-probability and this many most likely alternatives; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """Report the same of the prompt's tokens, all of which are computed then; None reports nothing."""
     grammar: Grammar | None = None
     """What the answer must look like."""
     skip_special_tokens: bool = True
@@ -230,8 +232,9 @@ class GenerationParams:
             raise UsageError(f"logit_bias takes at most 1024 tokens, got `{len(self.logit_bias)}`", param="logit_bias")
         for token, bias in self.logit_bias:
             _within(f"logit_bias of token {token}", bias, -100.0, 100.0, param="logit_bias")
-        if self.logprobs is not None:
-            _within("top_logprobs", self.logprobs, 0, 20)
+        for name, top in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if top is not None:
+                _within(name, top, 0, 20)
         for name in ("loop_guard", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, got `{value}`", param=name)
@@ -239,7 +242,8 @@ class GenerationParams:
             raise UsageError(f"min_tokens must be 0 or more, got `{self.min_tokens}`", param="min_tokens")
         if self.top_k < 0:
             raise UsageError(f"top_k must be 0 (off) or more, got `{self.top_k}`", param="top_k")
-        if self.max_tokens is not None and self.max_tokens < 1:
+        least = 1 if self.prompt_logprobs is None else 0
+        if self.max_tokens is not None and self.max_tokens < least:
             raise UsageError(f"max_tokens must be at least 1, got `{self.max_tokens}`", param="max_tokens")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed must be between 0 and 2^64-1, got `{self.seed}`", param="seed")

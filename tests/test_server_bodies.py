@@ -254,12 +254,14 @@ def test_two_megabytes_of_one_letter_are_refused_without_tokenizing(client, engi
         ({"prompt": [1.5]}, "prompt"), ({"prompt": [2**63]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": {"a": 1}}, "prompt"), ({"best_of": 3}, "best_of"), ({"suffix": "end"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"), ({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"), ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"), ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"), ({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )  # fmt: skip
 def test_completions_that_make_no_sense_are_named(client, fields, param):
-    """HTTP | completions | `suffix`, `best_of` and `echo` with `logprobs` cannot be honoured: 400."""
+    """HTTP | completions | `suffix` and `best_of` cannot be honoured: 400."""
     response = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)

@@ -43,5 +43,5 @@ def test_parts_of_a_character_have_names_of_their_own(client):
     logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     assert "bytes:\\xf0" in "".join(logprobs["tokens"])
     for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
-        assert len(top) == 20
-        assert top.get(token, value) == value
+        assert 20 <= len(top) <= 21
+        assert next(iter(top.items())) == (token, value)

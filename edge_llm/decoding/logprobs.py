@@ -24,6 +24,10 @@ class TokenLogprobs:
     """What the token adds to the text where it stands, or a control token's name."""
     top_pieces: tuple[bytes, ...] = ()
     """The same for each token of ``top``."""
+    rank: int = 0
+    """1 for the most likely token, and so on; 0 where nobody asked."""
+    is_first: bool = False
+    """Nothing stands before it, so it is neither likely nor unlikely."""
 
 
 def token_logprobs(
@@ -33,11 +37,13 @@ def token_logprobs(
     piece: Callable[[int], bytes] = lambda token: b"",
     pool: ThreadPool | None = None,
     best: float | None = None,
+    *,
+    ranked: bool = False,
 ) -> tuple[TokenLogprobs, ...]:
     """One `TokenLogprobs` of ``token`` with ``top`` alternatives from logits float32 [V]; nothing when ``top`` is None.
 
     ``piece`` tells what a token adds to the text.  The threads of ``pool`` share the sum over a large vocabulary.  ``best`` is
-    the greatest logit, where it is known.
+    the greatest logit, where it is known.  With ``ranked`` the token's rank is told, too.
     """
     if top is None:
         return ()
@@ -51,4 +57,6 @@ def token_logprobs(
 
     likely: list[int] = sampling.likeliest(logits, top).tolist()
     alternatives = tuple((index, logprob(index)) for index in likely)
-    return (TokenLogprobs(token, logprob(token), alternatives, piece(token), tuple(piece(index) for index in likely)),)
+    rank = int(np.count_nonzero(logits > logits[token])) + 1 if ranked else 0
+    pieces = tuple(piece(index) for index in likely)
+    return (TokenLogprobs(token, logprob(token), alternatives, piece(token), pieces, rank),)

@@ -173,11 +173,13 @@ def collect(deltas: Iterable[Delta]) -> Answer:
     text: list[str] = []
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
     finish: Finish | None = None
     for delta in deltas:
         text.append(delta.text)
         tokens.extend(delta.tokens)
         logprobs.extend(delta.logprobs)
+        prompt_logprobs.extend(delta.prompt_logprobs)
         finish = delta.finish or finish
     assert finish is not None, "a stream ends with a delta that says how it finished"
-    return Answer("".join(text), tuple(tokens), finish, tuple(logprobs))
+    return Answer("".join(text), tuple(tokens), finish, tuple(logprobs), tuple(prompt_logprobs))

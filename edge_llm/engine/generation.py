@@ -17,6 +17,7 @@ from edge_llm.decoding.loops import LoopGuard
 from edge_llm.decoding.sampler import Sampler, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.engine.counters import Counters
+from edge_llm.engine.prompt_scores import PromptScores
 from edge_llm.engine.request import Delta, Finish, PromptProgress, Request, Timings, Usage
 from edge_llm.errors import OutOfMemory
 from edge_llm.runner.base import Memory, Segment
@@ -76,6 +77,7 @@ class Generation:
             tokenizer, skip_special=params.skip_special_tokens, continues=request.continues or exact
         )
         self._tokenizer = tokenizer
+        self._scores = _scores(request, tokenizer, pool)
         self._gate = ThoughtGate(request.thinking)
         self._thought_marks = frozenset(token for tag in (OPEN, CLOSE) if (token := tokenizer.token_id(tag)) is not None)
         self._stops = StopStrings(params.stop)
@@ -101,7 +103,7 @@ class Generation:
 
     def start(self, memory: Memory[Any]) -> None:
         """Run in a sequence of ``memory``, which may know a beginning of the text already."""
-        self.sequence = memory.open(self.known)
+        self.sequence = memory.open(self.known) if self._scoring is None else memory.open()
         self._reached(self.sequence.length)
         if self._cached_tokens is None:
             self._cached_tokens = self.sequence.length
@@ -111,6 +113,10 @@ class Generation:
         """At most ``most`` tokens to compute next, guesses included, and how many of the last of them need logits."""
         self._guesses = []
         self._reached(self.sequence.length)
+        if (scores := self._scoring) is not None:
+            first, most = self.sequence.length, min(most, scores.most_rows(self._tokenizer.vocab_size))
+            rows = self.request.prompt[first : first + most]
+            return Segment(self.sequence, rows, len(rows))
         ahead = self.known[self.sequence.length : self.sequence.length + most]
         if self.sequence.length + len(ahead) < len(self.known):
             return Segment(self.sequence, ahead, 0)
@@ -124,6 +130,15 @@ class Generation:
 
         The rows are this request's own, and may be changed.
         """
+        if (scores := self._scoring) is not None:
+            scores.take(self.sequence.length - len(logits), logits)
+            if self.sequence.length < len(self.request.prompt):
+                return
+            yield Delta("", prompt_logprobs=scores.found)
+            logits = logits[-1:]
+            if self.most_tokens == 0:
+                yield self.end("length")
+                return
         if self._first_token_at is None:
             self._first_token_at = time.perf_counter()
         self._reached(len(self.request.prompt))
@@ -144,21 +159,26 @@ class Generation:
         self._guesses = []
         self.sequence.truncate(min(self.sequence.length, len(self.known) - 1))
 
-    def end(self, reason: str) -> Delta:
-        """The last delta: what was held back, and how it ended."""
+    def end(self, reason: str, token: int | None = None) -> Delta:
+        """The last delta: what was held back, and how it ended: by ``token``, where it is one that ends answers."""
         self.finished = True
         tail = "" if self._stops.stopped else self._tail()
-        return Delta(tail, finish=Finish(reason, self._usage(), self._timings(), self._stops.found))
+        return Delta(tail, finish=Finish(reason, self._usage(), self._timings(), self._stops.found, token))
 
     def remember(self, memory: Memory[Any]) -> None:
         """Let ``memory`` remember what others may begin with: the prompt once it is through, and all of it at the end."""
-        if self.finished or not self._remembered:
+        if self.finished or (self.generated and not self._remembered):
             self._remembered = True
             memory.remember(self.sequence, self.known)
 
     def strand(self, error: OutOfMemory) -> Delta | OutOfMemory:
         """Its end when there is not enough memory for it alone: an answer that has begun is as long as it can be."""
         return self.end("length") if self.generated else error
+
+    @property
+    def _scoring(self) -> PromptScores | None:
+        """Where the prompt's rows go, until all of them have come: nothing is told twice."""
+        return None if self.generated else self._scores
 
     def _reached(self, length: int) -> None:
         """Keys and values of ``length`` tokens are there."""
@@ -180,7 +200,7 @@ class Generation:
 
     def _deltas(self, token: int, logits: np.ndarray, best: float | None) -> Iterator[Delta]:
         if token in self._ends:
-            yield self.end("stop")
+            yield self.end("stop", token)
             return
         if self._constraint is not None:
             self._constraint.accept(token)
@@ -232,3 +252,11 @@ class Generation:
             drafted_tokens=self._drafted,
             accepted_tokens=self._accepted,
         )
+
+
+def _scores(request: Request, tokenizer: Tokenizer, pool: ThreadPool | None) -> PromptScores | None:
+    """What collects the log-probabilities of the request's prompt, if they are wanted."""
+    if request.params.prompt_logprobs is None:
+        return None
+    decoder = IncrementalDecoder(tokenizer)
+    return PromptScores(request.prompt, request.params.prompt_logprobs, decoder.piece, decoder.push, pool)

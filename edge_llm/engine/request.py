@@ -94,6 +94,8 @@ class Finish:
     timings: Timings
     stop: str | None = None
     """The stop string that ended the answer."""
+    end_token: int | None = None
+    """The token that ended the answer, which is no part of it."""
 
     @property
     def openai_reason(self) -> str:
@@ -110,6 +112,8 @@ class Delta:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, when the request asks for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token of the prompt, before the first token, when the request asks for them."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Answer:
     tokens: tuple[int, ...]
     finish: Finish
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as a JSON object, its text as the model wrote it."""

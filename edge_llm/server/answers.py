@@ -124,7 +124,8 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
         return deltas[0]
     tokens = tuple(token for delta in deltas for token in delta.tokens)
     logprobs = tuple(one for delta in deltas for one in delta.logprobs)
-    return Delta("".join(delta.text for delta in deltas), tokens, deltas[-1].finish, logprobs)
+    prompt_logprobs = tuple(one for delta in deltas for one in delta.prompt_logprobs)
+    return Delta("".join(delta.text for delta in deltas), tokens, deltas[-1].finish, logprobs, prompt_logprobs)
 
 
 def _submit_all(service: Service, requests: Sequence[Request]) -> list[Answering]:

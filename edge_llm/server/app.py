@@ -19,7 +19,7 @@ from edge_llm.server.page import page
 from edge_llm.server.problems import on_error, on_unknown_route
 from edge_llm.server.responses import responses
 from edge_llm.server.status import health, metrics, props, version
-from edge_llm.server.text import apply_template, detokenize, tokenize
+from edge_llm.server.text import apply_template, detokenize, tokenize, tokenizer_info
 
 API = [
     Route("/chat/completions", chat_completions, methods=["POST"]),
@@ -40,6 +40,7 @@ ROUTES = [
     Route("/props", props),
     Route("/version", version),
     Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokenizer_info),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/apply-template", apply_template, methods=["POST"]),
     Mount("/v1", app=Router([Route("/health", health), *API], redirect_slashes=False)),

@@ -20,10 +20,11 @@ from edge_llm.server.conversation import Conversation
 from edge_llm.server.customs import CustomCalls, CustomInput, with_inputs
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
+from edge_llm.server.logprobs import chat_logprobs, prompt_logprobs
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
-from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, stopped_by, timings
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, new_id, openai_usage, shown_tokens, stopped_by, timings
 from edge_llm.server.stream import DONE, TextEvent, event
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -48,8 +49,7 @@ class ChatBody(Conversation, Streaming, Guided):
 
     def reply(self, host: ModelHost, model: str) -> ChatReply:
         """What answers this request."""
-        customs = self.offer.customs
-        return ChatReply(model, *self.prompts(host), self.wants_usage, self.wants_running_usage, customs)
+        return ChatReply(model, self, *self.prompts(host))
 
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], AnswerSyntax]:
         """One engine request per choice, and how to read the answers."""
@@ -78,15 +78,17 @@ class ChatReply:
     """What all chunks of one reply have in common."""
 
     model: str
+    body: ChatBody
     requests: list[Prompt]
     """One per choice."""
     syntax: AnswerSyntax
-    wants_usage: bool
-    wants_running_usage: bool
-    customs: frozenset[str] = frozenset()
-    """Names of custom tools."""
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def customs(self) -> frozenset[str]:
+        """Names of custom tools."""
+        return self.body.offer.customs
 
     def events(self) -> _Events:
         """The reply that is streamed."""
@@ -102,25 +104,39 @@ class ChatReply:
                 [answer.finish for answer in answers], thought=sum(outcome.thought_tokens for outcome in outcomes)
             ),
             "timings": timings(answers[0].finish),
+            **self.prompt_ids(),
+            **({} if self.body.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(answers[0].prompt_logprobs)}),
         }
+
+    def prompt_ids(self) -> dict[str, Any]:
+        """The prompt's tokens, if they are wanted."""
+        return {"prompt_token_ids": list(self.requests[0].prompt)} if self.body.return_token_ids else {}
+
+    def token_ids(self, tokens: Sequence[int], finish: Finish | None) -> dict[str, Any]:
+        """The next tokens of an answer, if they are wanted."""
+        return {"token_ids": shown_tokens(tokens, finish)} if self.body.return_token_ids else {}
+
+    def logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """The log-probabilities of the next tokens of an answer."""
+        return chat_logprobs(found, as_ids=bool(self.body.return_tokens_as_token_ids)) if found else None
 
     def chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         """One chunk of choice ``index``."""
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
-    def piece_chunks(
-        self, index: int, pieces: Sequence[AnswerPiece], found: Sequence[TokenLogprobs]
-    ) -> Iterator[dict[str, Any]]:
-        """Pieces of choice ``index``; the first has the log-probabilities of all tokens that came."""
-        logprobs = chat_logprobs(found) if found else None
-        for delta in [self.delta(piece) for piece in pieces] or ([{"content": ""}] if found else []):
-            yield self.chunk(index, delta, logprobs=logprobs)
-            logprobs = None
+    def piece_chunks(self, index: int, pieces: Sequence[AnswerPiece], came: Delta) -> Iterator[dict[str, Any]]:
+        """Pieces of choice ``index``; the first has the log-probabilities and ids of all tokens that ``came``."""
+        more = {"logprobs": self.logprobs(came.logprobs), **self.token_ids(came.tokens, None)}
+        told = bool(came.logprobs or (came.tokens and self.body.return_token_ids))
+        for delta in [self.delta(piece) for piece in pieces] or ([{"content": ""}] if told else []):
+            yield self.chunk(index, delta, **more)
+            more = {}
 
     def last_chunk(self, index: int, finish: Finish, reason: str) -> dict[str, Any]:
         """The end of choice ``index``."""
-        return self.chunk(index, {}, finish_reason=reason, **stopped_by(finish)) | {"timings": timings(finish)}
+        more = stopped_by(finish) | self.token_ids((), finish)
+        return self.chunk(index, {}, finish_reason=reason, **more) | {"timings": timings(finish)}
 
     def usage_chunk(self, finishes: Sequence[Finish], thought: int) -> dict[str, Any]:
         """The chunk without choices that ends a stream whose client asked for the usage."""
@@ -130,9 +146,10 @@ class ChatReply:
         return {
             "index": index,
             "message": self._message(outcome),
-            "logprobs": chat_logprobs(answer.logprobs) if answer.logprobs else None,
+            "logprobs": self.logprobs(answer.logprobs),
             "finish_reason": outcome.reason,
             **stopped_by(outcome.finish),
+            **self.token_ids(answer.tokens, answer.finish),
         }
 
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
@@ -179,20 +196,21 @@ class _Events:
         self._reply = reply
         self._readers = [reply.syntax.reader() for _ in reply.requests]
         self._customs = [CustomCalls(reply.customs) for _ in reply.requests]
-        self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.wants_running_usage)
+        self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.body.wants_running_usage)
         self._finishes: dict[int, Finish] = {}
         self._texts: dict[tuple[int, type[Said | Thought]], TextEvent] = {}
 
     def opening(self) -> Iterator[str]:
         for index in range(len(self._readers)):
-            yield event(self._reply.chunk(index, {"role": "assistant", "content": ""}) | self._usage.field())
+            begun = self._reply.chunk(index, {"role": "assistant", "content": ""})
+            yield event(begun | self._usage.field() | ({} if index else self._reply.prompt_ids()))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
         self._usage.see(index, delta)
         reader = self._readers[index]
         pieces = self._customs[index].push(reader.read(delta), ended=delta.finish is not None)
-        if self._usage.wanted or delta.logprobs:
-            for chunk in self._reply.piece_chunks(index, pieces, delta.logprobs):
+        if self._usage.wanted or delta.logprobs or self._reply.body.return_token_ids:
+            for chunk in self._reply.piece_chunks(index, pieces, delta):
                 yield event(chunk | self._usage.field())
         else:
             for piece in pieces:
@@ -211,7 +229,7 @@ class _Events:
         return self._texts[known].with_text(piece.text)
 
     def closing(self) -> Iterator[str]:
-        if self._reply.wants_usage:
+        if self._reply.body.wants_usage:
             thought = sum(reader.thought_tokens for reader in self._readers)
             finishes = [self._finishes[index] for index in range(len(self._readers))]
             yield event(self._reply.usage_chunk(finishes, thought))

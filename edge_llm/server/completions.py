@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -21,19 +21,11 @@ from edge_llm.server import limits
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.inputs import Texts, items_of, token_lists
+from edge_llm.server.logprobs import TextOffsets, completion_logprobs, joined, prompt_logprobs
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
-from edge_llm.server.shapes import (
-    FINGERPRINT,
-    RunningUsage,
-    TextOffsets,
-    completion_logprobs,
-    new_id,
-    openai_usage,
-    stopped_by,
-    timings,
-)
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, new_id, openai_usage, shown_tokens, stopped_by, timings
 from edge_llm.server.stream import DONE, TextEvent, event
 
 
@@ -51,6 +43,10 @@ class CompletionBody(Streaming, Guided):
     """llama.cpp's: whether what spells a control token in the prompt is one, as it is by itself."""
     add_special_tokens: bool | None = None
     """vLLM's: whether a prompt begins with a bos token where the model's author wants one."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    """vLLM's: most tokens of the prompt; -1 is as many as fit."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where a prompt that is too long loses tokens: at its beginning, if nothing is said."""
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Sampling.cannot,
@@ -59,41 +55,73 @@ class CompletionBody(Streaming, Guided):
 
     def reply(self, host: ModelHost, model: str) -> CompletionReply:
         """What answers this request."""
-        prompts, each = self.prompts(host), self.n or 1
-        texts = [self._echo(host, item) if self.echo else "" for item in items_of(self._texts)]
-        echoes = [text for text in texts for _ in range(each)]
-        return CompletionReply(model, prompts, each, echoes, self.wants_usage, self.wants_running_usage)
-
-    def prompts(self, host: ModelHost) -> list[Prompt]:
-        """One engine request per prompt and choice, prompt by prompt."""
-        engine, n = host.engine, self.n or 1
-        if self.best_of is not None and self.best_of != n:
+        engine, each = host.engine, self.n or 1
+        if self.best_of is not None and self.best_of != each:
             raise UsageError("best_of is not supported here; leave it out or make it equal to n", param="best_of")
-        if self.echo and self.logprobs is not None:
-            raise UsageError("echo cannot be combined with logprobs here", param="echo")
         params = replace(
             self.params(engine.served, engine.config.vocab_size),
             logprobs=self.logprobs,
             grammar=self.answer_grammar(engine.tokenizer),
         )
-        given = token_lists(host, self._texts, "prompt", limits.PROMPTS, partial(self._encode, engine))
-        return [replace(engine.token_request(tokens, params), params=one) for tokens in given for one in choices(params, n)]
+        given = self._tokens(host)
+        wanted = [(tokens, one) for tokens in given for one in choices(params, each)]
+        prompts = [replace(engine.token_request(tokens, params), params=one) for tokens, one in wanted]
+        found = zip(items_of(self._texts), given, strict=True)
+        echoes = [echo for item, tokens in found for echo in [self._echo(engine, item, tokens)] * each]
+        return CompletionReply(model, self, prompts, each, echoes)
 
+    @property
+    def scored(self) -> int | None:
+        """Of an echo, log-probabilities are wanted where those of the answer are, or where there is no answer."""
+        of_echo = (self.logprobs if self.logprobs is not None or next(self._limits(), None) != 0 else 0) if self.echo else None
+        return of_echo if self.prompt_logprobs is None else max(self.prompt_logprobs, of_echo or 0)
 
     @property
     def _texts(self) -> Texts:
         return "" if self.prompt is None else self.prompt
 
+    def _tokens(self, host: ModelHost) -> list[list[int]]:
+        """The tokens of every prompt, cut as the request says."""
+        engine, most = host.engine, self.truncate_prompt_tokens
+        if most == 0:
+            raise UsageError("truncate_prompt_tokens must be at least 1, or -1: as many as fit", param="truncate_prompt_tokens")
+        given = token_lists(host, self._texts, "prompt", limits.PROMPTS, partial(self._encode, engine), cut=most is not None)
+        if most is None:
+            return given
+        room = engine.runner.context - max(1, next(self._limits(), self.default_max_tokens or 1))
+        most = max(1, room) if most == -1 else most
+        return [tokens[:most] if self.truncation_side == "right" else tokens[-most:] for tokens in given]
+
     def _encode(self, engine: Engine, text: str) -> list[int]:
         return engine.tokenizer.encode_raw(
             text, parse_special=self.parse_special is not False, add_bos=_no_or_default(self.add_special_tokens),
-            most=engine.runner.context,
+            most=engine.runner.context if self.truncate_prompt_tokens is None else None,
         )  # fmt: skip
 
-    def _echo(self, host: ModelHost, item: str | list[int]) -> str:
+    def _echo(self, engine: Engine, item: str | list[int], tokens: list[int]) -> Echo | None:
         """What stands before the answer to the prompt ``item``: the prompt as it was given."""
-        skip = self.skip_special_tokens is not False
-        return item if isinstance(item, str) else host.engine.tokenizer.decode(item, skip_special=skip)
+        if not self.echo:
+            return None
+        tokenizer, skip = engine.tokenizer, self.skip_special_tokens is not False
+        special = [token for token in dict.fromkeys(tokens) if tokenizer.is_special(token)]
+        if isinstance(item, list) or self.truncate_prompt_tokens is not None:
+            return Echo(tokenizer.decode(tokens, skip_special=skip), frozenset(special if skip else ()))
+        return Echo(item, frozenset(token for token in special if tokenizer.token_text(token) not in item))
+
+
+@dataclass(frozen=True)
+class Echo:
+    """What stands before an answer: the prompt's text."""
+
+    text: str
+    hidden: frozenset[int]
+    """Tokens of the prompt that the text does not have."""
+
+    def logprobs(self, found: Sequence[TokenLogprobs], *, as_ids: bool) -> dict[str, Any]:
+        """The log-probabilities of the prompt's tokens."""
+        offsets = TextOffsets()
+        places = [offsets.next(one.piece, shown=one.token not in self.hidden) for one in found]
+        return completion_logprobs(found, places, as_ids=as_ids)
 
 
 def _no_or_default(asked: bool | None) -> bool | None:
@@ -111,14 +139,13 @@ class CompletionReply:
     """What all chunks of one reply have in common."""
 
     model: str
+    body: CompletionBody
     requests: list[Prompt]
     """One per prompt and choice, prompt by prompt."""
     each: int
     """Choices of one prompt."""
-    echoes: list[str]
+    echoes: list[Echo | None]
     """What stands before each choice's text."""
-    wants_usage: bool
-    wants_running_usage: bool
     id: str = field(default_factory=lambda: new_id("cmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -133,30 +160,62 @@ class CompletionReply:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply that is not streamed."""
-        logprobs = [self.logprobs(answer.logprobs, TextOffsets()) for answer in answers]
-        chosen = [
-            self._choice(index, self.echoes[index] + answer.text, answer.finish, logprobs[index])
-            for index, answer in enumerate(answers)
-        ]
         finishes = [answer.finish for answer in answers]
         return {
             **self._head(),
-            "choices": chosen,
+            "choices": [self._whole_choice(index, answer) for index, answer in enumerate(answers)],
             "usage": openai_usage(finishes, len(self.firsts)),
             "timings": timings(finishes[0]),
         }
 
-    def chunk(self, index: int, text: str, finish: Finish | None = None, logprobs: Any = None) -> dict[str, Any]:
+    def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        body, scores = self.body, answer.prompt_logprobs
+        text = self.echo_text(index) + answer.text
+        found = self.logprobs(answer.logprobs, self.offsets(index))
+        choice = self._choice(index, text, answer.finish, self.echoed(index, scores, found)) | self.prompt_ids(index)
+        scored = {} if body.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(scores)}
+        return choice | self.token_ids(answer.tokens, answer.finish) | scored
+
+    def chunk(self, index: int, text: str, finish: Finish | None = None, logprobs: Any = None, **more: Any) -> dict[str, Any]:
         """One chunk of choice ``index``."""
-        return {**self._head(), "choices": [self._choice(index, text, finish, logprobs)]}
+        return {**self._head(), "choices": [self._choice(index, text, finish, logprobs) | more]}
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> dict[str, Any]:
         """The chunk without choices that ends a stream whose client asked for the usage."""
         return {**self._head(), "choices": [], "usage": openai_usage(finishes, len(self.firsts))}
 
+    def echo_text(self, index: int) -> str:
+        """What stands before the text of choice ``index``."""
+        echo = self.echoes[index]
+        return "" if echo is None else echo.text
+
+    def offsets(self, index: int) -> TextOffsets:
+        """Where the tokens of choice ``index`` begin; nothing is counted for an echo without log-probabilities."""
+        return TextOffsets(len(self.echo_text(index)))
+
     def logprobs(self, found: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
         """The log-probabilities of the next tokens of a choice, which ``offsets`` follows."""
-        return completion_logprobs(found, offsets) if found else None
+        places = [offsets.next(one.piece) for one in found]
+        return completion_logprobs(found, places, as_ids=bool(self.body.return_tokens_as_token_ids)) if found else None
+
+    def echoed(
+        self, index: int, scores: Sequence[TokenLogprobs], behind: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """The log-probabilities of the prompt's tokens, before those ``behind``, where both are wanted."""
+        echo = self.echoes[index]
+        if echo is None or self.body.logprobs is None or not scores:
+            return behind
+        most = self.body.logprobs
+        scores = [replace(one, top=one.top[:most], top_pieces=one.top_pieces[:most]) for one in scores]
+        return joined(echo.logprobs(scores, as_ids=bool(self.body.return_tokens_as_token_ids)), behind)
+
+    def prompt_ids(self, index: int) -> dict[str, Any]:
+        """The prompt's tokens, if they are wanted."""
+        return {"prompt_token_ids": list(self.requests[index].prompt)} if self.body.return_token_ids else {}
+
+    def token_ids(self, tokens: Sequence[int], finish: Finish | None) -> dict[str, Any]:
+        """The next tokens of an answer, if they are wanted."""
+        return {"token_ids": shown_tokens(tokens, finish)} if self.body.return_token_ids else {}
 
     def _choice(self, index: int, text: str, finish: Finish | None, logprobs: Any) -> dict[str, Any]:
         end = {"finish_reason": None} if finish is None else {"finish_reason": finish.openai_reason, **stopped_by(finish)}
@@ -178,31 +237,42 @@ class _Events:
     def __init__(self, reply: CompletionReply) -> None:
         self._reply = reply
         prompt_tokens = sum(len(first.prompt) for first in reply.firsts)
-        self._usage = RunningUsage(prompt_tokens, wanted=reply.wants_running_usage)
-        self._offsets = [TextOffsets() for _ in reply.echoes]
-        self._texts = [TextEvent(reply.chunk(index, "")) for index in range(len(reply.echoes))]
+        self._usage = RunningUsage(prompt_tokens, wanted=reply.body.wants_running_usage)
+        self._offsets = [reply.offsets(index) for index in range(len(reply.requests))]
+        self._texts = [TextEvent(reply.chunk(index, "")) for index in range(len(reply.requests))]
         self._finishes: dict[int, Finish] = {}
+        body = reply.body
+        self._waits = body.logprobs is not None and bool(body.echo)
+        """Whether an echo comes with its log-probabilities."""
+        self._plain = not (self._usage.wanted or body.return_token_ids)
 
     def opening(self) -> Iterator[str]:
-        for index, echo in enumerate(self._reply.echoes):
-            if echo:
-                yield event(self._reply.chunk(index, echo) | self._usage.field())
+        for index in range(len(self._reply.requests)):
+            text, ids = "" if self._waits else self._reply.echo_text(index), self._reply.prompt_ids(index)
+            if text or ids:
+                yield event(self._reply.chunk(index, text, **ids, **self._reply.token_ids((), None)) | self._usage.field())
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        reply = self._reply
         self._usage.see(index, delta)
-        if delta.text and not delta.logprobs and not self._usage.wanted:
+        if self._waits and delta.prompt_logprobs:
+            echoed = reply.chunk(index, reply.echo_text(index), None, reply.echoed(index, delta.prompt_logprobs))
+            yield event(echoed | self._usage.field())
+        if delta.text and not delta.logprobs and self._plain:
             yield self._texts[index].with_text(delta.text)
-        elif delta.text or delta.logprobs:
-            logprobs = self._reply.logprobs(delta.logprobs, self._offsets[index])
-            yield event(self._reply.chunk(index, delta.text, logprobs=logprobs) | self._usage.field())
+        elif delta.text or delta.tokens:
+            logprobs = reply.logprobs(delta.logprobs, self._offsets[index])
+            ids = reply.token_ids(delta.tokens, None)
+            if delta.text or logprobs or ids:
+                yield event(reply.chunk(index, delta.text, None, logprobs, **ids) | self._usage.field())
         if delta.finish is not None:
             self._finishes[index] = delta.finish
-            last = self._reply.chunk(index, "", delta.finish) | {"timings": timings(delta.finish)}
-            yield event(last | self._usage.field())
+            last = reply.chunk(index, "", delta.finish, **reply.token_ids((), delta.finish))
+            yield event(last | {"timings": timings(delta.finish)} | self._usage.field())
 
     def closing(self) -> Iterator[str]:
-        if self._reply.wants_usage:
-            yield event(self._reply.usage_chunk([self._finishes[index] for index in range(len(self._reply.echoes))]))
+        if self._reply.body.wants_usage:
+            yield event(self._reply.usage_chunk([self._finishes[index] for index in range(len(self._reply.requests))]))
         yield DONE
 
     def failed(self, problem: Problem) -> Iterator[str]:

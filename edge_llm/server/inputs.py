@@ -20,26 +20,29 @@ def items_of(texts: Texts) -> list[Any]:
     return texts if isinstance(texts, list) and not _is_tokens(texts) else [texts]
 
 
-def token_lists(host: ModelHost, texts: Texts, param: str, most: int, encode: Encode) -> list[list[int]]:
+def token_lists(
+    host: ModelHost, texts: Texts, param: str, most: int, encode: Encode, *, cut: bool = False
+) -> list[list[int]]:
     """The token ids of every text in one of OpenAI's four shapes; token ids are checked, not trusted.
 
-    ``encode`` makes those of a text.
+    ``encode`` makes those of a text, which may be too long where the tokens will be ``cut``.
     """
     items = items_of(texts)
     if not 1 <= len(items) <= most:
         raise UsageError(f"{param} takes 1 to {most} texts, got `{len(items)}`", param=param)
     if any(isinstance(item, list) for item in items):
         log.warning("a client sends token ids; they must come from this model's own tokenizer")
-    return [_tokens(host, encode, item, param) for item in items]
+    return [_tokens(host, encode, item, param, cut) for item in items]
 
 
 def _is_tokens(texts: list[Any]) -> bool:
     return bool(texts) and isinstance(texts[0], int)
 
 
-def _tokens(host: ModelHost, encode: Encode, item: str | list[int], param: str) -> list[int]:
+def _tokens(host: ModelHost, encode: Encode, item: str | list[int], param: str, cut: bool) -> list[int]:
     if isinstance(item, str):
-        host.check_length(item)
+        if not cut:
+            host.check_length(item)
         tokens = encode(item)
     else:
         tokens = check_tokens(item, host.engine.config.vocab_size, param)

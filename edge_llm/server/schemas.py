@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Self
 
@@ -131,8 +131,9 @@ class Sampling(Body):
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "bad_words": ([],), "dynatemp_range": (0,), "grammar": (), "guided_choice": (),
         "guided_grammar": (), "guided_json": (), "guided_regex": (), "json_schema": (), "length_penalty": (1,), "lora": ([],),
-        "mirostat": (0,), "n_probs": (0,), "options": ({},), "prompt_logprobs": (), "regex": (), "samplers": (),
-        "structured_outputs": (), "truncate_prompt_tokens": (), "typical_p": (1,), "use_beam_search": (False,),
+        "allowed_token_ids": (), "logprob_token_ids": (), "mirostat": (0,), "n_probs": (0,), "options": ({},),
+        "prompt_logprobs": (), "regex": (), "samplers": (), "structured_outputs": (), "truncate_prompt_tokens": (),
+        "typical_p": (1,), "use_beam_search": (False,),
         "xtc_probability": (0,),
     }  # fmt: skip
 
@@ -179,6 +180,7 @@ class Sampling(Body):
             "dry_base": self.dry_base,
             "dry_allowed_length": self.dry_allowed_length,
             "dry_sequence_breakers": self.dry_sequence_breakers,
+            "prompt_logprobs": self.scored,
             "seed": None if self.seed == -1 else self.seed,  # -1 is llama.cpp's "any"
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
@@ -191,6 +193,11 @@ class Sampling(Body):
         given = {name: value for name, value in given.items() if value is not None}
         return replace(defaults, **given, max_tokens=self._token_limit())
 
+    @property
+    def scored(self) -> int | None:
+        """The likeliest tokens that are wanted beside each of the prompt; None if nothing is asked of it."""
+        return None
+
     def ignored(self, template: str = "") -> list[str]:
         overruled = [name for names in (_TOKEN_LIMITS, _PENALTIES) for name in list(self._given(names))[1:]]
         return super().ignored(template) + overruled
@@ -199,10 +206,14 @@ class Sampling(Body):
         """Most tokens of the answer; -1 is as many as fit, like None."""
         given = self._given(_TOKEN_LIMITS)
         for name, limit in given.items():
-            if limit == 0:
+            if limit == 0 and self.scored is None:
                 raise UsageError(f"{name} must be at least 1, or -1 for as many as fit, got `0`", param=name)
         limit = next(iter(given.values()), self.default_max_tokens)
         return None if limit == -1 else limit
+
+    def _limits(self) -> Iterator[int]:
+        """Most tokens of the answer, as the request has them; the first counts."""
+        yield from self._given(_TOKEN_LIMITS).values()
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
         """Those of ``names``, which are names of one thing, that the request uses; the first counts."""
@@ -256,12 +267,21 @@ class StreamOptions(Body):
 
 
 class Streaming(Sampling):
-    """A request whose answer can be streamed in OpenAI's chunks."""
+    """A request whose answer can be streamed in OpenAI's chunks, with what vLLM tells of its tokens."""
 
     model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     n: int | None = Field(None, ge=1, le=limits.CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
+    """vLLM's, as the next ones."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In log-probabilities."""
+
+    @property
+    def scored(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def wants_usage(self) -> bool:
@@ -275,5 +295,7 @@ class Streaming(Sampling):
 
     def _check_extra(self) -> None:
         super()._check_extra()
+        if self.stream and self.prompt_logprobs is not None:
+            raise UsageError("prompt_logprobs come in no stream; leave `stream` out", param="prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise UsageError("stream_options needs `stream`: true", param="stream_options")

@@ -1,15 +1,13 @@
-"""Pieces that several of OpenAI's answers share: ids, usage, log-probabilities."""
+"""Pieces that several of OpenAI's answers share: ids, usage, timings."""
 
 from __future__ import annotations
 
 import secrets
-from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
 import edge_llm
 from edge_llm.config import REPETITION
-from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.request import Delta, Finish
 
 FINGERPRINT = f"edge-llm-{edge_llm.__version__}"
@@ -42,6 +40,11 @@ def openai_usage(finishes: Sequence[Finish], prompts: int = 1, *, thought: int =
 def stopped_by(finish: Finish) -> dict[str, str]:
     """The field beside the reason that tells a loop from a limit of tokens: a new reason would break clients' enumerations."""
     return {"stopped_by": REPETITION} if finish.reason == REPETITION else {}
+
+
+def shown_tokens(tokens: Sequence[int], finish: Finish | None) -> list[int]:
+    """The next ``tokens`` of an answer, and the one that ended it: vLLM's `token_ids` have it, too."""
+    return [*tokens, *([] if finish is None or finish.end_token is None else [finish.end_token])]
 
 
 class RunningUsage:
@@ -80,54 +83,3 @@ def timings(finish: Finish) -> dict[str, Any]:
         "predicted_ms": times.predicted_ms,
         "predicted_per_second": times.predicted_per_second,
     }
-
-
-def chat_logprobs(found: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """The logprobs object of a chat choice."""
-
-    def item(piece: bytes, logprob: float) -> dict[str, Any]:
-        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
-
-    content = [
-        item(one.piece, one.logprob)
-        | {"top_logprobs": [item(piece, value) for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)]}
-        for one in found
-    ]
-    return {"content": content, "refusal": None}
-
-
-class TextOffsets:
-    """Where the tokens of a text begin in it, in characters, one after the other.
-
-    A token that ends within a character leaves it to the next ones, which begin where it does.
-    """
-
-    def __init__(self) -> None:
-        self._length = 0
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-
-    def next(self, piece: bytes) -> int:
-        """The place of the token that writes ``piece``."""
-        place = self._length
-        self._length += len(self._decoder.decode(piece))
-        return place
-
-
-def completion_logprobs(found: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
-    """The logprobs object of the next tokens of a legacy completion, which ``offsets`` follows."""
-    return {
-        "tokens": [_named(one.piece) for one in found],
-        "token_logprobs": [one.logprob for one in found],
-        "top_logprobs": [
-            {_named(piece): value for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)} for one in found
-        ],
-        "text_offset": [offsets.next(one.piece) for one in found],
-    }
-
-
-def _named(piece: bytes) -> str:
-    r"""The text of ``piece``, or as OpenAI writes a part of a character: `bytes:\xf0\x9f`."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

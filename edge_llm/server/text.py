@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /apply-template: what the model reads."""
+"""POST /tokenize, /detokenize and /apply-template, GET /tokenizer_info: what the model reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import UsageError
@@ -57,6 +57,24 @@ class DetokenizeBody(TextBody):
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages as the model would read them."""
     return await _answer(request, TokenizeBody, _tokenize)
+
+
+async def tokenizer_info(request: Request) -> JSONResponse:
+    """What a client needs of the tokenizer beside `/tokenize`, in vLLM's names: evaluations count and cut with it."""
+    engine = request.app.state.host.engine
+    tokenizer = engine.tokenizer
+    return JSONResponse(
+        {
+            "tokenizer_class": "edge-llm",
+            "bos_token": tokenizer.bos_text or None,
+            "eos_token": tokenizer.eos_text or None,
+            "pad_token": None,
+            "add_bos_token": tokenizer.add_bos,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": engine.runner.context,
+            "chat_template": engine.template.source,
+        }
+    )
 
 
 async def detokenize(request: Request) -> Response:
