@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import INT8, RuntimeConfig
+from edge_llm.convert.apart import fetch
 from edge_llm.decoding.defaults import another, generation_defaults, with_overrides
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
@@ -29,7 +30,6 @@ from edge_llm.paths import BUILTIN_MODEL_NAME, find_bundle
 from edge_llm.progress import StageProgress, byte_count
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
-from edge_llm.providers.fetch import fetch
 from edge_llm.providers.settings import changed, differences
 from edge_llm.resources import free_memory, give_memory_back
 from edge_llm.sources.known import KnownModel, find_known, known_models

@@ -11,9 +11,9 @@ import pytest
 from stub_hub import environment, hub_of, serving
 
 from edge_llm.config import RuntimeConfig
+from edge_llm.convert.apart import fetch
 from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
 from edge_llm.paths import models_folder
-from edge_llm.providers.fetch import fetch
 from edge_llm.providers.local import LocalCatalogue
 from edge_llm.sources.known import known_models
 
@@ -22,7 +22,7 @@ LARGE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 24}
 """Of a model whose import takes long enough to be stopped in the middle."""
 HOLD = """
 import sys
-from edge_llm.providers.fetch import fetch
+from edge_llm.convert.apart import fetch
 running = fetch(sys.argv[1])
 for step in running:
     print(running._process.pid, flush=True)
@@ -154,7 +154,7 @@ def test_cancelled_before_it_begins_nothing_is_started(tiny_model):
 
 
 def test_a_process_that_does_not_hear_is_killed(tiny_model, monkeypatch):
-    monkeypatch.setattr("edge_llm.providers.fetch.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("edge_llm.convert.apart.GRACE_SECONDS", 0.05)
     fetching = fetch(str(tiny_model(**LARGE)))
     with pytest.raises(Unavailable, match="stopped"):
         for _ in fetching:
