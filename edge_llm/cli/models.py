@@ -17,17 +17,16 @@ from edge_llm.cli.values import MODEL, STDOUT, NewFile
 from edge_llm.cli.weights import counted, weights_lines, weights_report
 from edge_llm.config import ModelConfig
 from edge_llm.convert import sensitive
-from edge_llm.convert.staging import discard
+from edge_llm.convert.removal import refuse_builtin, remove
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import UsageError
 from edge_llm.files import folder_bytes, is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.formats.leftovers import clear_leftovers, remove_stopped, stopped_imports
+from edge_llm.formats.leftovers import clear_leftovers, stopped_imports
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
-from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
 from edge_llm.opening.library import InstalledModel, installed_models
-from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, no_such_model, prefix_cache_folder
+from edge_llm.paths import bundle_path, find_bundle, models_folder, no_such_model
 from edge_llm.progress import byte_size
 from edge_llm.talk.history import in_words
 from edge_llm.text.chat import ChatTemplate
@@ -141,8 +140,8 @@ _TABLES = {
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm_command(models: tuple[str, ...], yes: bool) -> None:
     """Remove each MODEL from this machine."""
-    if BUILTIN_MODEL_NAME in models:
-        raise UsageError("the built-in model is part of the program and cannot be removed", param="models")
+    for model in models:
+        refuse_builtin(model, "models")
     folders = {model: bundle_path(model) for model in models}
     clear_leftovers(models_folder())  # which may put one back
     stopped = stopped_imports(models_folder())
@@ -160,11 +159,10 @@ def rm_command(models: tuple[str, ...], yes: bool) -> None:
 
 
 def _remove(model: str, folder: Path) -> None:
-    if remove_stopped(folder):
+    stopped, there = remove(folder)
+    if stopped:
         note(f"removed the progress of a stopped import of {model}")
-    if is_folder(folder):
-        _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
-        discard(folder)
+    if there:
         note(f"removed {model}")
 
 
@@ -175,13 +173,6 @@ def _tell_stopped() -> None:
             f"an import of {shown(name)} was stopped ({byte_size(folder_bytes(folder))} of progress are saved): the same "
             f"`edge-llm import` goes on from there, `edge-llm rm {shown(name)}` removes it"
         )
-
-
-def _forget_prefixes(folder: Path) -> None:
-    """Remove the pages that are kept of the model in ``folder``, and the pages whose model is unknown."""
-    for kept in stored_models(prefix_cache_folder()):
-        if kept.label.get("bundle", str(folder)) == str(folder):
-            remove_model(kept.folder)
 
 
 def _summary(model: InstalledModel) -> dict[str, Any]:

@@ -123,12 +123,13 @@ def installed_models() -> list[InstalledModel]:
 def _installed(name: str, folder: Path) -> InstalledModel:
     try:
         with open_bundle(folder) as bundle:
-            return _known(name, bundle)
+            return installed(name, bundle)
     except EdgeLLMError as error:
         return InstalledModel(name, folder, problem=str(error))
 
 
-def _known(name: str, bundle: Bundle) -> InstalledModel:
+def installed(name: str, bundle: Bundle) -> InstalledModel:
+    """What is known of the open ``bundle``, which is called ``name``."""
     config, described = bundle.config, describe(bundle.config)
     return InstalledModel(
         name,
