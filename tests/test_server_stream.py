@@ -30,7 +30,7 @@ from edge_llm.server.journal import Entry
 from edge_llm.server.problems import problem_of
 from edge_llm.server.replies import event_groups
 from edge_llm.server.responses import ResponsesBody
-from edge_llm.server.stream import KEEP_ALIVE, EventStream
+from edge_llm.server.stream import SSE, EventStream
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -360,7 +360,7 @@ def one_by_one(events, looks):
             return
         for index, delta in found:
             yield from events.grow(index, delta)
-        yield from [] if found else [KEEP_ALIVE]
+        yield from [] if found else [SSE.keep_alive]
     yield from events.closing()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +25,6 @@ from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
-from edge_llm.strict_json import is_deeper
 from edge_llm.talk.contents import LeftOut, result_of, text_of, texts_of, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.talk.formats import checked_grammar, response_format
@@ -244,18 +242,8 @@ def _content(outcome: Outcome) -> list[dict[str, Any]]:
     if outcome.said or not (blocks or outcome.calls):
         blocks.append({"type": "text", "text": outcome.said})
     for call in outcome.calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments_object})
     return blocks
-
-
-def _input(arguments: str) -> Any:
-    """The arguments of a call as an object; what was cut off, or cannot be written as JSON again, is empty."""
-    try:
-        value = json.loads(arguments, strict=False)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return {}
-    return {} if is_deeper(value, limits.JSON_DEPTH) else value
 
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}

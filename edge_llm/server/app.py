@@ -12,11 +12,11 @@ from edge_llm.server.anthropic import count_tokens, messages
 from edge_llm.server.chat import chat_completions
 from edge_llm.server.completions import completions
 from edge_llm.server.embeddings import embeddings
+from edge_llm.server.faces import on_error, on_unknown_route
 from edge_llm.server.guards import Access, Guards
 from edge_llm.server.host import ModelHost
 from edge_llm.server.models import list_models, one_model
 from edge_llm.server.page import page
-from edge_llm.server.problems import on_error, on_unknown_route
 from edge_llm.server.responses import responses
 from edge_llm.server.status import health, metrics, props, version
 from edge_llm.server.text import apply_template, detokenize, tokenize, tokenizer_info

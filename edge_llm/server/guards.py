@@ -23,10 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.connection import Patience
+from edge_llm.server.faces import error_response
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.metrics import Metrics
-from edge_llm.server.problems import error_response
 from edge_llm.server.schemas import IGNORED_HEADER
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))

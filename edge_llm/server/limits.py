@@ -38,6 +38,8 @@ STOP_CHARACTERS = 256
 TOP_LOGPROBS = 20
 LOGIT_BIASES = 1024
 MODEL_CHARACTERS = 256
+PULLS = 2
+"""Models that are brought here at a time by requests."""
 KEEP_ALIVE_SECONDS = 5.0
 """A stream that has nothing to say for this long sends a comment."""
 RETRY_AFTER_SECONDS = 2

@@ -1,4 +1,4 @@
-"""Errors become JSON here and nowhere else: OpenAI's error object, or Anthropic's below `/v1/messages`."""
+"""Errors become what a client is told here and nowhere else: a status, and JSON in the shape of each API."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
-from starlette.types import Scope
 
 from edge_llm.errors import (
     ContextOverflow,
@@ -23,9 +19,7 @@ from edge_llm.errors import (
     Unavailable,
     UsageError,
 )
-from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.journal import Entry
 
 log = logging.getLogger("edge_llm.server")
 
@@ -68,6 +62,10 @@ class Problem:
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def ollama(self) -> dict[str, Any]:
+        """Ollama's error object."""
+        return {"error": self.message}
+
 
 def problem_of(error: BaseException) -> Problem:
     """What to tell a client about ``error``; what we did not expect stays in the log."""
@@ -90,40 +88,3 @@ def _http_problem(error: HTTPException) -> Problem:
     kind = _HTTP_TYPES.get(error.status_code, "invalid_request_error")
     code = _HTTP_CODES.get(error.status_code)
     return Problem(error.status_code, kind, error.detail, code=code, headers=error.headers or {})
-
-
-def is_anthropic(path: str) -> bool:
-    """Whether clients of ``path`` expect Anthropic's shapes."""
-    return path.startswith(("/v1/messages", "/messages"))
-
-
-def error_response(scope: Scope, error: BaseException) -> JSONResponse:
-    """The answer to the request of ``scope``, which failed with ``error``."""
-    problem = problem_of(error)
-    Entry.of(scope).fail(error, problem.message)
-    content = problem.anthropic() if is_anthropic(scope["path"]) else problem.openai()
-    return JSONResponse(content, problem.status, dict(problem.headers))
-
-
-async def on_unknown_route(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's exception handler for a path that no route has."""
-    path = request.url.path
-    below = [route for mount in request.app.routes if isinstance(mount, Mount) for route in mount.routes]
-    names = sorted(route.path.removeprefix("/") for route in below if isinstance(route, Route) and not route.param_convertors)
-    asked = f"`{request.method} {shown(path, 200)}`"
-    there = f"below /v1/ there are: {', '.join(names)}"
-    return error_response(request.scope, HTTPException(404, f"there is no {asked} here; {there}"))
-
-
-async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's exception handler for everything else."""
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        error = _wrong_method(request, error.headers or {})
-    return error_response(request.scope, error)
-
-
-def _wrong_method(request: Request, headers: Mapping[str, str]) -> HTTPException:
-    """The error for a route that does not take the request's method, but those that ``headers`` allow."""
-    allowed = {name.strip() for name in headers.get("Allow", "").split(",")} - {"HEAD"}  # which goes where GET goes
-    asked = f"`{request.method} {shown(request.url.path, 200)}`"
-    return HTTPException(405, f"there is no {asked} here; use {' or '.join(sorted(allowed))}", headers)

@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.server.answers import Answers, whole_reply
+from edge_llm.server.faces import face_of
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.problems import Problem, problem_of
 from edge_llm.server.schemas import ignored_header
-from edge_llm.server.stream import KEEP_ALIVE, EventStream
+from edge_llm.server.stream import SSE, EventStream, Medium
 
 
 class Events(Protocol):
@@ -73,7 +74,8 @@ async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
     reply, entry.model, streamed, headers = await host.prepare(request, partial(_prepare, kind))
     answers = Answers(host, reply.requests, entry)
     if streamed:
-        return EventStream(event_groups(reply.events(), answers), answers.cancel, headers)
+        medium = face_of(request.scope).medium
+        return EventStream(event_groups(reply.events(), answers, medium), answers.cancel, headers, medium)
     return await whole_reply(request, answers, reply.whole, headers)
 
 
@@ -85,7 +87,7 @@ def _prepare(kind: type[Asking], host: ModelHost, data: bytes) -> tuple[Reply, s
     return reply, model, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
 
 
-async def event_groups(events: Events, answers: Answers) -> AsyncIterator[str]:
+async def event_groups(events: Events, answers: Answers, medium: Medium = SSE) -> AsyncIterator[str]:
     """All events of a reply; those that are there at a time are one text, which is written at once."""
     if opening := "".join(events.opening()):
         yield opening
@@ -93,7 +95,7 @@ async def event_groups(events: Events, answers: Answers) -> AsyncIterator[str]:
     try:
         while not answers.ended:
             found = await answers.look()
-            group += [] if found else [KEEP_ALIVE]
+            group += [] if found else [medium.keep_alive]
             for index, delta in found:
                 group += events.grow(index, delta)
             group += events.closing() if answers.ended else ()

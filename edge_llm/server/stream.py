@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when the client goes away."""
+"""Streams of server-sent events or of lines of JSON, and work that ends when the client goes away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -18,14 +19,28 @@ Result = TypeVar("Result")
 log = logging.getLogger("edge_llm.server")
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-KEEP_ALIVE = ": keep-alive\n\n"
-"""A comment: clients that parse events pass over it, a named event would break some."""
 DONE = "data: [DONE]\n\n"
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+@dataclass(frozen=True)
+class Medium:
+    """How a stream is written."""
+
+    content_type: str
+    keep_alive: str
+    """What is sent when there is nothing to say."""
+
+
+SSE = Medium("text/event-stream; charset=utf-8", ": keep-alive\n\n")
+"""Keeps alive by a comment: clients that parse events pass over it, a named event would break some."""
+NDJSON = Medium("application/x-ndjson", " ")
+"""Keeps alive by a space, which may stand before any JSON: an empty line would break clients that parse each."""
+
+
+def line(data: dict[str, Any]) -> str:
+    """``data`` as a line of JSON."""
+    return f"{_JSON.encode(data)}\n"
 
 
 def event(data: dict[str, Any], name: str | None = None) -> str:
@@ -94,11 +109,14 @@ class EventStream(Response):
     ``end`` is called when they end, or the client goes away or stops reading.
     """
 
-    def __init__(self, events: AsyncIterator[str], end: Callable[[], None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncIterator[str], end: Callable[[], None], headers: Mapping[str, str], medium: Medium = SSE
+    ) -> None:
         super().__init__()
         self._events = events
         self._end = end
-        self._more_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        given = {"content-type": medium.content_type, **headers}
+        self._all_headers = _HEADERS + [(name.encode(), value.encode()) for name, value in given.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -110,7 +128,7 @@ class EventStream(Response):
             self._end()
 
     async def _send_all(self, send: Send) -> bool:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._more_headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self._all_headers})
         task = asyncio.current_task()
         assert task is not None
         reader = Alarm(limits.READER_SECONDS, task.cancel)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from edge_llm.engine.request import Answer, Delta, Finish
+from edge_llm.strict_json import MAX_DEPTH, is_deeper
 from edge_llm.talk.pieces import AnswerPiece, CallBegun, Said, Thought
 from edge_llm.talk.tool_calls import ToolCallParser
 from edge_llm.talk.tool_formats import MARKS
@@ -119,6 +122,16 @@ class Call:
     name: str
     arguments: str = ""
     """JSON text, as the model wrote it."""
+
+    @property
+    def arguments_object(self) -> dict[str, Any]:
+        """The arguments as an object; what was cut off, or cannot be written as JSON again, is empty."""
+        try:
+            value = json.loads(self.arguments, strict=False)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) and not is_deeper(value, MAX_DEPTH) else {}
 
 
 @dataclass
