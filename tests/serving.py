@@ -14,6 +14,7 @@ from edge_llm.engine.request import Delta, Finish, Timings, Usage
 from edge_llm.engine.service import BatchingService
 from edge_llm.opening.load import load_engine
 from edge_llm.server.host import ModelHost
+from edge_llm.server.pool import ModelPool
 from edge_llm.server.run import ServeOptions, listen, make_server
 
 NAMES = ("builtin", "an/alias")
@@ -33,10 +34,11 @@ def hosted(service=None, engine=None, names=NAMES):
 
 @contextlib.contextmanager
 def serving(host, **options):
-    """Run ``host`` on a free port in a thread; yields its address."""
+    """Run ``host``, or a pool, on a free port in a thread; yields its address."""
+    pool = host if isinstance(host, ModelPool) else ModelPool(host)
     chosen = ServeOptions(port=0, drain_seconds=1.0, **options)
     listener = listen(chosen)
-    server = make_server(host, chosen)
+    server = make_server(pool, chosen)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     while not server.started:

@@ -19,6 +19,7 @@ from serving import builtin_engine, hosted, serving
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.opening.load import load_engine
+from edge_llm.server.pool import ModelPool
 from edge_llm.text.chat import ChatTemplate
 
 FOLDER, MODEL = os.environ.get("EDGE_LLM_AGENTS"), os.environ.get("EDGE_LLM_AGENTS_MODEL")
@@ -92,9 +93,8 @@ class Agent:
 
 def four_turns(name, engine, folder):
     """What the agent prints in each of four turns, and the server's lines about its requests."""
-    host, lines = hosted(engine=engine), []
-    host.journal = lines.append
-    with serving(host) as url:
+    lines = []
+    with serving(ModelPool(hosted(engine=engine), journal=lines.append)) as url:
         agent = Agent(name, url, folder, engine.runner.context)
         said = [agent.say(f"Turn number {turn}: say something.") for turn in range(4)]
     return said, lines

@@ -6,6 +6,7 @@ import pytest
 from serving import client_of, hosted
 
 from edge_llm.server import limits
+from edge_llm.server.pool import ModelPool
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -13,6 +14,12 @@ USER = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def client(engine):
     with client_of(hosted(engine=engine)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def strict_client(engine):
+    with client_of(ModelPool(hosted(engine=engine), strict=True)) as client:
         yield client
 
 
@@ -196,13 +203,24 @@ def test_messages_that_clients_send_are_understood(client, messages):
 
 
 @pytest.mark.parametrize("model", ["other", "", "../x", "/etc/passwd", "http://evil.com/m", "builtin/", "x" * 256])
-def test_only_the_model_s_own_names_are_served(client, model):
-    """HTTP | all | An unknown model is 404 `model_not_found`; a name is never a path or an address."""
-    for response in (
-        chat(client, model=model), client.post("/v1/embeddings", json={"input": "x", "model": model}),
-        client.post("/tokenize", json={"content": "x", "model": model}),
+def test_a_server_of_one_model_answers_whatever_it_is_called(client, strict_client, model):
+    """HTTP | all | Where one model is served, any model name is answered, and the header `x-edge-llm-model` has its own.
+
+    With `--strict-models` a name that is not its own is 404 `model_not_found`.  A name is never a path or an address.
+    """
+    for path, body in (
+        ("/v1/chat/completions", {"messages": USER, "max_tokens": 1}), ("/v1/embeddings", {"input": "x"}),
+        ("/tokenize", {"content": "x"}),
     ):  # fmt: skip
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+        found = client.post(path, json=body | {"model": model})
+        assert (found.status_code, found.headers["x-edge-llm-model"]) == (200, "builtin")
+        assert found.json().get("model", model or "builtin") == (model or "builtin")
+        strict = strict_client.post(path, json=body | {"model": model})
+        if model:
+            assert (strict.status_code, strict.json()["error"]["code"]) == (404, "model_not_found")
+            assert "x-edge-llm-model" not in strict.headers
+        else:
+            assert strict.status_code == 200
 
 
 def test_a_model_name_has_a_limit(client):

@@ -196,7 +196,7 @@ def test_errors_are_the_client_s_own_classes(client, url):
         client.chat.completions.create(messages=ASK, model="builtin", temperature=9)
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(messages=ASK, model="gpt-4o")
+        client.models.retrieve("gpt-4o")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.AuthenticationError) as stranger:
         openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
@@ -398,7 +398,7 @@ def test_anthropic_errors(claude, url):
     with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
         claude.messages.create(model="builtin", max_tokens=5, messages=[{"role": "user", "content": "word " * 5000}])
     with pytest.raises(anthropic.NotFoundError):
-        claude.messages.create(model="claude-x", max_tokens=5, messages=ASK)
+        claude.models.retrieve("claude-x")
     with pytest.raises(anthropic.AuthenticationError):
         anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0).messages.create(
             model="builtin", max_tokens=5, messages=ASK

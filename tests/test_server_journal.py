@@ -15,6 +15,7 @@ from edge_llm.cli.main import run
 from edge_llm.engine.request import Delta
 from edge_llm.server import limits
 from edge_llm.server.journal import Entry, Journal
+from edge_llm.server.pool import ModelPool
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True}
 LINE = re.compile(
@@ -27,9 +28,8 @@ LINE = re.compile(
 def listed(engine):
     """(client, the lines of all requests so far); what each test reads it empties."""
     lines = []
-    host = hosted(engine=engine)
-    host.journal = lines.append
-    with client_of(host) as client:
+    pool = ModelPool(hosted(engine=engine), strict=True, journal=lines.append)
+    with client_of(pool) as client:
         yield client, lines
 
 
@@ -84,7 +84,7 @@ def test_the_log_and_the_reply_count_the_same_tokens(listed, path, stream, field
 
 
 def test_a_wrong_model_name_is_told_to_the_person_who_watches(listed):
-    """HTTP | log | The 404 of a wrong model name is a line with that name."""
+    """HTTP | log | With --strict-models the 404 of a wrong model name is a line with that name."""
     client, lines = listed
     assert client.post("/v1/chat/completions", json=CHAT | {"model": "gpt-4o"}).status_code == 404
     line = told(lines)[0]
@@ -130,9 +130,8 @@ def test_what_clients_send_reaches_no_terminal_as_it_is(listed, name):
 
 def test_what_is_no_http_is_a_line(engine):
     lines = []
-    host = hosted(engine=engine)
-    host.journal = lines.append
-    with serving(host) as url:
+    pool = ModelPool(hosted(engine=engine), journal=lines.append)
+    with serving(pool) as url:
         name, port = url.removeprefix("http://").split(":")
         with socket.create_connection((name, int(port))) as connection:
             connection.sendall(b"\x1b[2J nonsense\r\n\r\n")
@@ -142,9 +141,8 @@ def test_what_is_no_http_is_a_line(engine):
 
 def test_a_client_that_leaves_is_told(engine):
     service, lines = HandService(), []
-    host = hosted(service, engine)
-    host.journal = lines.append
-    with serving(host) as url:
+    pool = ModelPool(hosted(service, engine), journal=lines.append)
+    with serving(pool) as url:
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as reply:
             service.wait_for().put(Delta("x", (5,)))
             next(reply.iter_bytes())

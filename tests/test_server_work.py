@@ -14,6 +14,7 @@ from serving import HandService, client_of, hosted, serving
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.completions import CompletionBody
+from edge_llm.server.pool import ModelPool
 from edge_llm.server.text import DetokenizeBody
 from edge_llm.server.work import Crew, _chunks, json_pieces
 from edge_llm.text.tokenizer import Tokenizer
@@ -161,51 +162,51 @@ def test_long_answers_are_the_same_as_short_ones(engine):
 def test_bodies_that_hold_too_much_together_are_429_and_given_back(engine, monkeypatch):
     """HTTP | all | All long bodies together may hold 64 MiB; one more is 429 with Retry-After."""
     monkeypatch.setattr(limits, "held_bytes", lambda context: 300_000)
-    host = hosted(HandService(), engine)
-    with client_of(host) as client:
+    pool = ModelPool(hosted(HandService(), engine))
+    with client_of(pool) as client:
         for size, status in ((100_000, 200), (500_000, 429), (200_000, 200), (500_000, 429), (300_000, 200)):
             answer = client.post("/detokenize", json={"tokens": [], "user": "a" * size})
             assert answer.status_code == status, size
             assert ("retry-after" in answer.headers) == (status == 429)
-            wait_for_nothing_held(host)
+            wait_for_nothing_held(pool)
         for broken in (b"{", b"[]", b'{"tokens": ["a"]}'):
             headers = {"Content-Type": "application/json"}
             assert client.post("/detokenize", content=broken + b" " * 200_000, headers=headers).status_code == 400
-            wait_for_nothing_held(host)
+            wait_for_nothing_held(pool)
 
 
-def wait_for_nothing_held(host):
+def wait_for_nothing_held(pool):
     """The ledger is settled when a request has ended, a moment after its answer is there."""
     until = time.monotonic() + 60
-    while host.workshop.held:
+    while pool.workshop.held:
         assert time.monotonic() < until, "bytes are never given back"
         time.sleep(0.005)
 
 
 def test_a_long_body_is_counted_until_its_answer_has_ended(engine):
     service = HandService()
-    host = hosted(service, engine)
+    pool = ModelPool(hosted(service, engine))
     body = {"messages": [{"role": "user", "content": "hi"}], "user": "a" * 100_000}
-    with client_of(host) as client:
+    with client_of(pool) as client:
         thread = threading.Thread(target=lambda: client.post("/v1/chat/completions", json=body))
         thread.start()
         stream = service.wait_for()
-        assert 30_000 < host.workshop.held < 100_000
+        assert 30_000 < pool.workshop.held < 100_000
         stream.cancel()
         thread.join(60)
-        wait_for_nothing_held(host)
+        wait_for_nothing_held(pool)
 
 
 def test_a_client_that_leaves_takes_its_work_along(engine):
     service = HandService()
-    host = hosted(service, engine)
+    pool = ModelPool(hosted(service, engine))
     gate = threading.Event()
-    host.workshop._long.do(gate.wait)  # what keeps the only worker busy
-    with client_of(host) as client:
+    pool.workshop._long.do(gate.wait)  # what keeps the only worker busy
+    with client_of(pool) as client:
         for _ in range(3):
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/tokenize", json=LONG, timeout=0.5)
-        wait_for_nothing_held(host)
+        wait_for_nothing_held(pool)
         gate.set()
         assert client.post("/tokenize", json={"content": "a " * 50_000}).status_code == 200
 

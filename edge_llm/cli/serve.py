@@ -24,6 +24,7 @@ from edge_llm.cli.values import ANY_MODEL, Real, Whole
 @click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
 @api_key_options("Key that clients must send")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
+@click.option("--strict-models", is_flag=True, help="Refuse requests for a model of another name; default: MODEL answers them.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
 @click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
 @parallel_option
@@ -45,6 +46,7 @@ def serve_command(
     kv_memory: str,
     prefix_cache: str,
     quiet: bool,
+    strict_models: bool,
     **options: Any,
 ) -> None:
     """Serve MODEL (default: the built-in model) to OpenAI and Anthropic clients, with a chat page at /.
@@ -53,13 +55,15 @@ def serve_command(
     stderr tells of each request: time, method, path, status, model, tokens, seconds; not of /health and /metrics.
     """
     # imported late, so that --help does not wait for the server
+    from edge_llm.engine.contract import Service
     from edge_llm.engine.engine import Engine
-    from edge_llm.engine.service import BatchingService, Service
+    from edge_llm.engine.service import BatchingService
     from edge_llm.opening.load import load_engine
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.progress import StageProgress
     from edge_llm.server.host import ModelHost
     from edge_llm.server.journal import Journal
+    from edge_llm.server.pool import ModelPool
     from edge_llm.server.run import ServeOptions, listen, serve
     from edge_llm.server.running import listed
 
@@ -71,16 +75,11 @@ def serve_command(
     name = BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name
     listener = listen(chosen)
     place = listener.getsockname()
-    address = f"[{place[0]}]" if ":" in place[0] else place[0]
 
     def load(progress: StageProgress) -> tuple[Engine, Service]:
         engine = load_engine(model, runtime, progress)
         engine.batcher.prepare(progress)
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
-
-    def say_where() -> None:
-        url = f"http://{address}:{place[1]}"
-        note(f"Serving `{name}` at {url}/v1, chat page at {url}/. Press Ctrl-C to stop.")
 
     journal = Journal(note if not quiet else None)
     names = [name, *aliases]
@@ -88,9 +87,15 @@ def serve_command(
 
         def begin() -> None:
             signals.command_has_them()
-            say_where()
+            note(f"Serving `{name}` at {_url(place)}/v1, chat page at {_url(place)}/. Press Ctrl-C to stop.")
 
         def say_what_is_awaited(requests: int) -> None:
             note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
 
-        serve(ModelHost(names, journal), listener, chosen, load, begin, say_what_is_awaited)
+        pool = ModelPool(ModelHost(names), strict=strict_models, journal=journal)
+        serve(pool, listener, chosen, load, begin, say_what_is_awaited)
+
+
+def _url(place: tuple[Any, ...]) -> str:
+    """The address of a socket that listens at ``place``."""
+    return f"http://[{place[0]}]:{place[1]}" if ":" in place[0] else f"http://{place[0]}:{place[1]}"

@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
 
-from edge_llm.engine.delta_stream import Answering, DeltaStream
+from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
@@ -27,41 +26,8 @@ from edge_llm.interrupts import HeldInterrupt
 log = logging.getLogger("edge_llm.engine")
 
 
-class Service(Protocol):
-    """Answers requests.  Every method may be called from any thread."""
-
-    def submit(self, request: Request) -> Answering:
-        """Queue ``request``.
-
-        Raises `ContextOverflow` or `OutOfMemory` if it can never fit, `Overloaded` if the queue is full, `Unavailable`
-        after `close`.
-        """
-        ...
-
-    def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
-        """Queue an embedding of each of ``prompts``: float32 [prompts, hidden_size], every row of length 1.
-
-        Raises what `submit` raises; cancelling the future stops the work.
-        """
-        ...
-
-    def close(self, *, drain_seconds: float) -> None:
-        """Take no more; let what is here end for ``drain_seconds``, then cancel the rest and wait for it."""
-        ...
-
-    @property
-    def running(self) -> int:
-        """Requests that are being answered."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        ...
-
-
 class BatchingService:
-    """A `Service` that answers through the driver of ``engine``, on a thread that runs its steps.
+    """A `Service` (`edge_llm.engine.contract`) that answers through the driver of ``engine``, on a thread that runs its steps.
 
     At most ``queue_limit`` requests wait.  When nothing runs, the first step waits ``window_seconds`` for company: a batch
     that starts together shares every step.

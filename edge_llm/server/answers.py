@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
-
+from edge_llm.engine.contract import Service
 from edge_llm.engine.delta_stream import Answering
 from edge_llm.engine.engine import collect
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.engine.service import Service
 from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.metrics import Stopwatch
-from edge_llm.server.stream import Alarm, until_disconnect
+from edge_llm.server.stream import Alarm
 
 
 class Answers:
@@ -93,17 +89,6 @@ class Answers:
             watch.fail()
         self._waiting.setdefault(index, []).append(item)
         self._news.set()
-
-
-async def whole_reply(
-    request: HTTPRequest, answers: Answers, make: Callable[[list[Answer]], dict[str, Any]], headers: Mapping[str, str]
-) -> Response:
-    """What ``make`` makes of all ``answers``, as JSON; they are cancelled when the client goes away."""
-    found = await until_disconnect(request.receive, answers.whole())
-    if found is None:
-        return Response(status_code=499)
-    host: ModelHost = request.app.state.host
-    return await host.workshop.reply(request, lambda: make(found), headers)
 
 
 def _until_trouble(items: Sequence[Delta | BaseException]) -> tuple[list[Delta], BaseException | None]:

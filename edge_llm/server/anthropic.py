@@ -18,6 +18,7 @@ from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
+from edge_llm.server.lending import prepared
 from edge_llm.server.offers import Offer, messages_offer
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
@@ -189,14 +190,11 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation has."""
-    host: ModelHost = request.app.state.host
-    count, headers = await host.prepare(request, _count)
+    count, headers = await prepared(request, CountBody, _count)
     return JSONResponse({"input_tokens": count}, headers=headers)
 
 
-def _count(host: ModelHost, data: bytes) -> tuple[int, dict[str, str]]:
-    body = CountBody.parse(data, host.engine.runner.context)
-    host.check_name(body.model)
+def _count(host: ModelHost, body: CountBody) -> tuple[int, dict[str, str]]:
     prompt, _ = body.prompt_for(host, GenerationParams())
     return len(prompt.prompt), ignored_header(body.ignored(host.engine.template.source))
 

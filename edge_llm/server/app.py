@@ -14,9 +14,9 @@ from edge_llm.server.completions import completions
 from edge_llm.server.embeddings import embeddings
 from edge_llm.server.faces import on_error, on_unknown_route
 from edge_llm.server.guards import Access, Guards
-from edge_llm.server.host import ModelHost
 from edge_llm.server.models import list_models, one_model
 from edge_llm.server.page import page
+from edge_llm.server.pool import ModelPool
 from edge_llm.server.responses import responses
 from edge_llm.server.status import health, metrics, props, version
 from edge_llm.server.text import apply_template, detokenize, tokenize, tokenizer_info
@@ -48,14 +48,14 @@ ROUTES = [
 ]
 
 
-def create_app(host: ModelHost, access: Access | None = None) -> Starlette:
-    """The server of ``host``'s model for whom ``access`` lets in; an ASGI application."""
+def create_app(pool: ModelPool, access: Access | None = None) -> Starlette:
+    """The server of ``pool``'s models for whom ``access`` lets in; an ASGI application."""
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Guards, access=access or Access(), host=host)],
+        middleware=[Middleware(Guards, access=access or Access(), pool=pool)],
         # the guards answer what is left
         exception_handlers={404: on_unknown_route, HTTPException: on_error, EdgeLLMError: on_error},
     )
     app.router.redirect_slashes = False
-    app.state.host = host
+    app.state.pool = pool
     return app

@@ -93,7 +93,7 @@ class Connection(H11Protocol):
         entry.status = status
         entry.fail(HTTPException(status, message), message)
         if no_route:
-            self.config.app.state.host.journal(entry.line())  # type: ignore[union-attr]
+            self.config.app.state.pool.journal(entry.line())  # type: ignore[union-attr]
 
     def _sender_is_late(self, now: float) -> bool:
         waiting_for = self._waiting_for()

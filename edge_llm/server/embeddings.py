@@ -18,6 +18,7 @@ from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
 from edge_llm.server.inputs import Texts, token_lists
 from edge_llm.server.journal import Entry
+from edge_llm.server.lending import pool_of, prepared
 from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 
@@ -33,17 +34,18 @@ class EmbeddingBody(Body):
 
 async def embeddings(request: Request) -> Response:
     """The mean of the model's last hidden states for each text, of length 1."""
-    host: ModelHost = request.app.state.host
     entry = Entry.of(request.scope)
-    body, prompts, headers = await host.prepare(request, _prepare)
-    model, tokens = host.check_name(body.model), sum(map(len, prompts))
+    host, body, prompts, headers = await prepared(request, EmbeddingBody, _prepare)
+    model, tokens = host.called(body.model), sum(map(len, prompts))
     entry.model, entry.prompt_tokens = model, tokens
     future = host.service.embed(prompts)
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
     head = {"object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-    return await host.workshop.reply(request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers)
+    return await pool_of(request).workshop.reply(
+        request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers
+    )
 
 
 def _items(vectors: np.ndarray, encoding: str | None) -> Iterator[dict[str, Any]]:
@@ -56,10 +58,8 @@ async def _result(future: Any) -> np.ndarray:
     return vectors
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int]], dict[str, str]]:
+def _prepare(host: ModelHost, body: EmbeddingBody) -> tuple[ModelHost, EmbeddingBody, list[list[int]], dict[str, str]]:
     engine = host.engine
-    body = EmbeddingBody.parse(data, engine.runner.context)
-    host.check_name(body.model)
     size = engine.config.hidden_size
     if body.dimensions not in (None, size):
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
@@ -67,7 +67,7 @@ def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int
         raise UsageError("input is missing; give a text or a list of texts", param="input")
     tokenizer = host.engine.tokenizer
     encode = partial(tokenizer.encode, add_bos=tokenizer.add_bos, most=host.engine.runner.context)
-    return body, token_lists(host, body.input, "input", limits.INPUTS, encode), ignored_header(body.ignored())
+    return host, body, token_lists(host, body.input, "input", limits.INPUTS, encode), ignored_header(body.ignored())
 
 
 def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:

@@ -21,12 +21,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_llm.errors import Unavailable
+from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.connection import Patience
 from edge_llm.server.faces import error_response
-from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
+from edge_llm.server.lending import MODEL_HEADER, give_back, lent_name
 from edge_llm.server.metrics import Metrics
+from edge_llm.server.pool import ModelPool
 from edge_llm.server.schemas import IGNORED_HEADER
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -67,10 +69,10 @@ class Access:
 class Guards:
     """Middleware that refuses before work, and hands on a request whose body cannot grow past its limit."""
 
-    def __init__(self, app: ASGIApp, access: Access, host: ModelHost) -> None:
+    def __init__(self, app: ASGIApp, access: Access, pool: ModelPool) -> None:
         self._app = app
         self._access = access
-        self._host = host
+        self._pool = pool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -85,13 +87,13 @@ class Guards:
         entry = Entry.of(scope)
         headers = Headers(scope=scope)
         allowed_origin = self._allowed_origin(headers)
-        reply = _Reply(send, entry, self._host.metrics, None if allowed_origin is None else _cors(allowed_origin, headers))
+        reply = _Reply(send, scope, self._pool.metrics, None if allowed_origin is None else _cors(allowed_origin, headers))
         try:
             self._check(scope, headers, allowed_origin)
             if scope["method"] == "OPTIONS":
                 await Response(status_code=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})(scope, receive, reply.send)
             else:
-                most = limits.body_bytes(self._host.context)
+                most = limits.body_bytes(self._pool.context)
                 await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
         except ClientDisconnect:
             pass  # it left before its body was there
@@ -106,9 +108,10 @@ class Guards:
             if not reply.started:
                 await response(scope, receive, reply.send)
         finally:
-            self._host.workshop.let_go(scope)
+            give_back(scope)
+            self._pool.workshop.let_go(scope)
             if not entry.is_probe:
-                self._host.journal(entry.line())
+                self._pool.journal(entry.line())
 
     def _check(self, scope: Scope, headers: Headers, allowed_origin: str | None) -> None:
         _check_size(headers)
@@ -211,9 +214,9 @@ def _bounded(receive: Receive, most: int) -> Receive:
 class _Reply:
     """The way back: what is refused is counted, and ``cors`` tell a browser which pages of others may read the answer."""
 
-    def __init__(self, send: Send, entry: Entry, metrics: Metrics, cors: list[tuple[bytes, bytes]] | None) -> None:
+    def __init__(self, send: Send, scope: Scope, metrics: Metrics, cors: list[tuple[bytes, bytes]] | None) -> None:
         self._send = send
-        self._entry = entry
+        self._scope = scope
         self._metrics = metrics
         self._cors = cors or []
         self.started = False
@@ -221,11 +224,16 @@ class _Reply:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            self._entry.status = message["status"]
+            Entry.of(self._scope).status = message["status"]
             if message["status"] >= 400:
                 self._metrics.count("requests_refused_total", labels=f'status="{message["status"]}"')
-            message["headers"] = [*message.get("headers", []), *self._cors]
+            message["headers"] = [*message.get("headers", []), *self._answerer(), *self._cors]
         await self._send(message)
+
+    def _answerer(self) -> list[tuple[bytes, bytes]]:
+        """The header that names the model, where one was lent."""
+        name = lent_name(self._scope)
+        return [] if name is None else [(MODEL_HEADER.encode(), shown(name).encode("ascii", "backslashreplace"))]
 
 
 def _cors(readers: str, headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -236,7 +244,7 @@ def _cors(readers: str, headers: Headers) -> list[tuple[bytes, bytes]]:
         (b"access-control-allow-origin", readers.encode()),
         (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
         (b"access-control-allow-headers", ", ".join(named or _USUAL_HEADERS).encode()),
-        (b"access-control-expose-headers", f"{IGNORED_HEADER}, retry-after, www-authenticate".encode()),
+        (b"access-control-expose-headers", f"{IGNORED_HEADER}, {MODEL_HEADER}, retry-after, www-authenticate".encode()),
         (b"access-control-max-age", b"600"),
         (b"vary", b"origin, access-control-request-headers"),
     ]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from starlette.requests import Request
-
+from edge_llm.engine.contract import Service
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.service import Service
-from edge_llm.errors import ContextOverflow, ModelNotFound, Unavailable
-from edge_llm.files import shown
+from edge_llm.errors import ContextOverflow, Unavailable
 from edge_llm.progress import StageProgress
-from edge_llm.server.journal import no_journal
 from edge_llm.server.metrics import Metrics
-from edge_llm.server.work import Result, Workshop
 
 LoadModel = Callable[[StageProgress], tuple[Engine, Service]]
 """Makes an engine and the service that answers with it, telling how far it is."""
@@ -25,13 +18,9 @@ LoadModel = Callable[[StageProgress], tuple[Engine, Service]]
 class ModelHost:
     """One model, known by ``names`` (its own first), loading until `start` is called."""
 
-    def __init__(self, names: Sequence[str], journal: Callable[[str], None] = no_journal) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.journal = journal
-        """Takes a line for each request, on the event loop."""
-        self.created = int(time.time())
         self.metrics = Metrics()
-        self.workshop = Workshop()
         self.progress: tuple[str, int, int] = ("start", 0, 0)
         """(stage, done, total) of loading."""
         self.failure: Exception | None = None
@@ -85,18 +74,9 @@ class ModelHost:
         """Tokens of the context, once it is known."""
         return None if self._engine is None else self._engine.runner.context
 
-    async def prepare(self, request: Request, work: Callable[[ModelHost, bytes], Result]) -> Result:
-        """What ``work`` makes of this host and the request's body, beside the event loop; see `Workshop.prepare`."""
-        return await self.workshop.prepare(request, self.context, partial(work, self))
-
-    def check_name(self, name: str | None) -> str:
-        """``name`` if it is the model's, its own name for None; raises `ModelNotFound`."""
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
-            listed = f"GET /v1/models lists: {', '.join(self.names)}"
-            raise ModelNotFound(f"no model `{shown(name)}` here; {listed}", model=name)
-        return name
+    def called(self, name: str | None) -> str:
+        """What an answer to a request for ``name`` calls the model: as its client does, or by its own name."""
+        return name or self.names[0]
 
     def check_length(self, *texts: str) -> None:
         """Refuse texts that cannot fit whatever their tokens are, before tokenizing them."""

@@ -11,26 +11,34 @@ from starlette.responses import JSONResponse
 from edge_llm.decoding.defaults import sampling
 from edge_llm.models import describe
 from edge_llm.server.host import ModelHost
+from edge_llm.server.lending import pool_of
+from edge_llm.server.pool import ModelPool, ModelStatus
 
 
 async def list_models(request: Request) -> JSONResponse:
-    """The names of the one model; answers while it is loading, too."""
-    host: ModelHost = request.app.state.host
-    return JSONResponse({"object": "list", "data": [_entry(host, name) for name in host.names]})
+    """Every name that a request may give; answers while models are loading, too."""
+    pool = pool_of(request)
+    return JSONResponse({"object": "list", "data": [_entry(pool, one, name) for one in pool.models() for name in one.names]})
 
 
 async def one_model(request: Request) -> JSONResponse:
     """What is known of one name."""
-    host: ModelHost = request.app.state.host
-    return JSONResponse(_entry(host, host.check_name(request.path_params["name"])))
+    pool, name = pool_of(request), request.path_params["name"]
+    found = next((one for one in pool.models() if name in one.names), None)
+    if found is None:
+        raise pool.unknown(name)
+    return JSONResponse(_entry(pool, found, name))
 
 
-def _entry(host: ModelHost, name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": host.created, "owned_by": "edge-llm"}
-    if not host.ready:
-        return entry | {"status": {"value": "loading"}}
-    engine = host.engine
-    entry["status"] = {"value": "loaded"}
+def _entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": pool.created, "owned_by": "edge-llm"}
+    entry["status"] = {"value": model.state}
+    return entry if model.host is None or not model.host.ready else entry | _facts(model.host)
+
+
+def _facts(host: ModelHost) -> dict[str, Any]:
+    """What is known of a model that is loaded."""
+    engine, entry = host.engine, dict[str, Any]()
     entry["max_model_len"] = engine.runner.context
     entry["sampling"] = {"people": sampling(engine.defaults), "clients": sampling(engine.served)}
     entry["architecture"] = {"input_modalities": ["text"], "output_modalities": ["text"]}

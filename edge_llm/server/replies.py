@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
-from typing import Any, Protocol, Self
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.server.answers import Answers, whole_reply
+from edge_llm.server.answers import Answers
 from edge_llm.server.faces import face_of
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
+from edge_llm.server.lending import Naming, pool_of, prepared
 from edge_llm.server.problems import Problem, problem_of
 from edge_llm.server.schemas import ignored_header
-from edge_llm.server.stream import SSE, EventStream, Medium
+from edge_llm.server.stream import SSE, EventStream, Medium, until_disconnect
 
 
 class Events(Protocol):
@@ -49,17 +49,11 @@ class Reply(Protocol):
         """The reply that is streamed."""
 
 
-class Asking(Protocol):
+class Asking(Naming, Protocol):
     """The body of a request that is answered by a `Reply`."""
 
     @property
-    def model(self) -> str | None: ...
-
-    @property
     def stream(self) -> bool | None: ...
-
-    @classmethod
-    def parse(cls, data: bytes, context: int | None = None) -> Self: ...
 
     def ignored(self, template: str = "") -> list[str]: ...
 
@@ -69,22 +63,30 @@ class Asking(Protocol):
 
 async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
     """Answer ``request``, whose body is a ``kind``."""
-    host: ModelHost = request.app.state.host
     entry = Entry.of(request.scope)
-    reply, entry.model, streamed, headers = await host.prepare(request, partial(_prepare, kind))
+    host, reply, entry.model, streamed, headers = await prepared(request, kind, _prepare)
     answers = Answers(host, reply.requests, entry)
     if streamed:
         medium = face_of(request.scope).medium
         return EventStream(event_groups(reply.events(), answers, medium), answers.cancel, headers, medium)
-    return await whole_reply(request, answers, reply.whole, headers)
+    return await _whole_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(kind: type[Asking], host: ModelHost, data: bytes) -> tuple[Reply, str, bool, dict[str, str]]:
-    """The reply, whose it is, whether it is streamed, and its headers."""
-    body = kind.parse(data, host.engine.runner.context)
-    model = host.check_name(body.model)
+async def _whole_reply(
+    request: HTTPRequest, answers: Answers, make: Callable[[list[Answer]], dict[str, Any]], headers: Mapping[str, str]
+) -> Response:
+    """What ``make`` makes of all ``answers``, as JSON; they are cancelled when the client goes away."""
+    found = await until_disconnect(request.receive, answers.whole())
+    if found is None:
+        return Response(status_code=499)
+    return await pool_of(request).workshop.reply(request, lambda: make(found), headers)
+
+
+def _prepare(host: ModelHost, body: Asking) -> tuple[ModelHost, Reply, str, bool, dict[str, str]]:
+    """The model, the reply, what the client calls the model, whether the reply is streamed, and its headers."""
+    model = host.called(body.model)
     reply = body.reply(host, model)
-    return reply, model, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
+    return host, reply, model, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
 
 
 async def event_groups(events: Events, answers: Answers, medium: Medium = SSE) -> AsyncIterator[str]:

@@ -24,7 +24,8 @@ from edge_llm.server import limits
 from edge_llm.server.app import create_app
 from edge_llm.server.connection import Connection, Remark
 from edge_llm.server.guards import LOOPBACK_NAMES, Access
-from edge_llm.server.host import LoadModel, ModelHost
+from edge_llm.server.host import LoadModel
+from edge_llm.server.pool import ModelPool
 
 log = logging.getLogger("edge_llm.server")
 
@@ -111,9 +112,9 @@ def _own_names() -> set[str]:
 class _Server(uvicorn.Server):
     """uvicorn that looks after its connections, leaves signals to `serve`, and drains the service at its end."""
 
-    def __init__(self, config: uvicorn.Config, host: ModelHost, drain_seconds: float, on_drain: Callable[[int], None]) -> None:
+    def __init__(self, config: uvicorn.Config, pool: ModelPool, drain_seconds: float, on_drain: Callable[[int], None]) -> None:
         super().__init__(config)
-        self._host = host
+        self._pool = pool
         self._drain_seconds = drain_seconds
         self._on_drain = on_drain
         self._next_look = 0.0
@@ -144,8 +145,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = {"drain_seconds": self._drain_seconds}
-        closing = threading.Thread(target=self._host.close, kwargs=draining, name="drain", daemon=True)
-        if self._drain_seconds and (unanswered := self._host.unanswered):
+        closing = threading.Thread(target=self._pool.close, kwargs=draining, name="drain", daemon=True)
+        if self._drain_seconds and (unanswered := self._pool.unanswered):
             self._on_drain(unanswered)
         closing.start()
         await super().shutdown(sockets)
@@ -168,10 +169,10 @@ class _LoopTrouble:
             log.error("event loop: %s", context.get("message"), exc_info=error)
 
 
-def make_server(host: ModelHost, options: ServeOptions, on_drain: Callable[[int], None] = lambda _: None) -> _Server:
-    """The server of ``host``, ready to run on a socket; ``on_drain`` as in `serve`."""
+def make_server(pool: ModelPool, options: ServeOptions, on_drain: Callable[[int], None] = lambda _: None) -> _Server:
+    """The server of ``pool``, ready to run on a socket; ``on_drain`` as in `serve`."""
     config = uvicorn.Config(
-        create_app(host, access_for(options)),
+        create_app(pool, access_for(options)),
         http=Connection,
         ws="none",
         loop="asyncio",
@@ -185,11 +186,11 @@ def make_server(host: ModelHost, options: ServeOptions, on_drain: Callable[[int]
         timeout_graceful_shutdown=max(1, round(options.drain_seconds) + 2),
         h11_max_incomplete_event_size=2 * limits.HEADER_BYTES,
     )
-    return _Server(config, host, options.drain_seconds, on_drain)
+    return _Server(config, pool, options.drain_seconds, on_drain)
 
 
 def serve(
-    host: ModelHost,
+    pool: ModelPool,
     listener: socket.socket,
     options: ServeOptions,
     load: LoadModel,
@@ -201,7 +202,9 @@ def serve(
     ``on_begin`` is called as soon as signals end the server, ``on_drain`` with the requests that it then waits for, if any.
     """
     check_descriptors()
-    server = make_server(host, options, on_drain)
+    host = pool.one
+    assert host is not None
+    server = make_server(pool, options, on_drain)
 
     def load_behind() -> None:
         host.load(load)

@@ -9,13 +9,15 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 import edge_llm
 from edge_llm.server import limits
-from edge_llm.server.host import ModelHost
+from edge_llm.server.lending import lend, pool_of
 from edge_llm.server.problems import problem_of
 
 
 async def health(request: Request) -> JSONResponse:
     """200 when requests are answered; 503 with the progress while the model loads, or with what keeps it from running."""
-    host: ModelHost = request.app.state.host
+    host = pool_of(request).one
+    if host is None:
+        return JSONResponse({"status": "ok"})
     if host.ready and host.engine.refusal is not None:
         return JSONResponse({"status": "error", **problem_of(host.engine.refusal).openai()}, 503)
     if host.ready:
@@ -37,7 +39,8 @@ async def health(request: Request) -> JSONResponse:
 
 async def metrics(request: Request) -> PlainTextResponse:
     """Counters, gauges and histograms in Prometheus' text format."""
-    host: ModelHost = request.app.state.host
+    host = pool_of(request).one
+    assert host is not None
     running = host.service.running if host.ready else 0
     waiting = host.service.waiting if host.ready else 0
     gauges = {
@@ -53,7 +56,7 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 async def props(request: Request) -> JSONResponse:
     """How answers are sampled where a request says nothing, the model's chat template, and what one request may ask for."""
-    host: ModelHost = request.app.state.host
+    host = await lend(request, request.query_params.get("model"))
     engine = host.engine
     defaults = asdict(engine.served) | {"stop_tokens": sorted(engine.served.stop_tokens)}
     return JSONResponse(

@@ -15,6 +15,7 @@ from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
+from edge_llm.server.lending import lend, pool_of, prepared
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
 from edge_llm.talk.contents import LeftOut, chat_messages
 from edge_llm.talk.conversation import conversation_request, conversation_text, read_messages
@@ -61,7 +62,7 @@ async def tokenize(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> JSONResponse:
     """What a client needs of the tokenizer beside `/tokenize`, in vLLM's names: evaluations count and cut with it."""
-    engine = request.app.state.host.engine
+    engine = (await lend(request, request.query_params.get("model"))).engine
     tokenizer = engine.tokenizer
     return JSONResponse(
         {
@@ -91,14 +92,11 @@ Text = TypeVar("Text", bound=TextBody)
 
 
 async def _answer(request: Request, kind: type[Text], work: Callable[[ModelHost, Text], dict[str, Any]]) -> Response:
-    def made(host: ModelHost, data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-        body = kind.parse(data, host.engine.runner.context)
-        host.check_name(body.model)
+    def made(host: ModelHost, body: Text) -> tuple[dict[str, Any], dict[str, str]]:
         return work(host, body), ignored_header(body.ignored(host.engine.template.source))
 
-    host: ModelHost = request.app.state.host
-    found, headers = await host.prepare(request, made)
-    return await host.workshop.reply(request, lambda: found, headers)
+    found, headers = await prepared(request, kind, made)
+    return await pool_of(request).workshop.reply(request, lambda: found, headers)
 
 
 def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:

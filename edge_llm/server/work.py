@@ -100,10 +100,14 @@ class Workshop:
             async for piece in request.stream():
                 body += piece
                 self._hold(request.scope, len(body) - limits.SHORT_BYTES, most)
-            crew = self._long if len(body) > limits.SHORT_BYTES else self._short
-            return await _unless_left(request, crew.do(lambda: work(bytes(body))))
+            return await self.work(request, lambda: work(bytes(body)))
         finally:
             body.clear()  # a cancelled job may still lie in the queue
+
+    async def work(self, request: Request, work: Callable[[], Result]) -> Result:
+        """What ``work`` makes, beside the event loop; that of a request with a long body waits for others of its kind."""
+        crew = self._long if _HELD in request.scope else self._short
+        return await _unless_left(request, crew.do(work))
 
     async def reply(self, request: Request, make: Callable[[], Any], headers: Mapping[str, str] | None = None) -> Response:
         """The JSON of what ``make`` gives, made and written beside the event loop; a long one goes out as it is written."""
@@ -119,6 +123,8 @@ class Workshop:
 
     def _hold(self, scope: Scope, count: int, most: int) -> None:
         more = max(0, count - scope.get(_HELD, 0))
+        if not more:
+            return
         if self.held + more > most:
             raise Overloaded(f"long requests hold `{self.held}` bytes already; ask again later")
         self.held += more

@@ -11,6 +11,7 @@ from serving import builtin_engine, hosted
 
 from edge_llm.server import limits
 from edge_llm.server.app import create_app
+from edge_llm.server.pool import ModelPool
 from edge_llm.text.chat import ChatTemplate
 
 TEMPLATE = (
@@ -116,7 +117,7 @@ class Target:
     def __init__(self):
         engine = builtin_engine(context=CONTEXT)
         engine.template = ChatTemplate(TEMPLATE)
-        self.app = create_app(hosted(engine=engine))
+        self.app = create_app(ModelPool(hosted(engine=engine)))
         self.loop = asyncio.new_event_loop()
         self.complaints = Complaints()
         logging.getLogger().addHandler(self.complaints)

@@ -14,6 +14,7 @@ from edge_llm.bench.serve import serve
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.service import BatchingService
 from edge_llm.server.host import ModelHost
+from edge_llm.server.pool import ModelPool
 from edge_llm.server.run import ServeOptions, listen, make_server
 
 
@@ -40,7 +41,7 @@ class OwnServer:
         options = ServeOptions(port=0)
         listener = listen(options)
         self._port = listener.getsockname()[1]
-        server = make_server(host, options)
+        server = make_server(ModelPool(host), options)
         threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True).start()
 
     def describe(self) -> dict[str, int]:

@@ -1,0 +1,45 @@
+"""What faces ask of whoever answers requests: a queue of requests, each answered as a stream of deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+
+from edge_llm.engine.delta_stream import Answering
+from edge_llm.engine.request import Request
+
+
+class Service(Protocol):
+    """Answers requests.  Every method may be called from any thread."""
+
+    def submit(self, request: Request) -> Answering:
+        """Queue ``request``.
+
+        Raises `ContextOverflow` or `OutOfMemory` if it can never fit, `Overloaded` if the queue is full, `Unavailable`
+        after `close`.
+        """
+        ...
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
+        """Queue an embedding of each of ``prompts``: float32 [prompts, hidden_size], every row of length 1.
+
+        Raises what `submit` raises; cancelling the future stops the work.
+        """
+        ...
+
+    def close(self, *, drain_seconds: float) -> None:
+        """Take no more; let what is here end for ``drain_seconds``, then cancel the rest and wait for it."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        ...

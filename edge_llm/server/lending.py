@@ -1,0 +1,71 @@
+"""How routes begin: the body is read, the model that it names is lent until the request ends, and work is done with both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, Self, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from edge_llm.server.host import ModelHost
+from edge_llm.server.pool import KeepAlive, Lease, ModelPool
+
+MODEL_HEADER = "x-edge-llm-model"
+"""The answer's header with the own name of the model that answered."""
+_LEASES = "edge_llm.leases"
+"""Where a request's scope has its leases."""
+Result = TypeVar("Result")
+
+
+class Naming(Protocol):
+    """A body that names a model."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @classmethod
+    def parse(cls, data: bytes, context: int | None = None) -> Self: ...
+
+
+Named = TypeVar("Named", bound=Naming)
+
+
+def pool_of(request: Request) -> ModelPool:
+    """The models of the server that got ``request``."""
+    pool: ModelPool = request.app.state.pool
+    return pool
+
+
+async def prepared(request: Request, kind: type[Named], work: Callable[[ModelHost, Named], Result]) -> Result:
+    """What ``work`` makes, beside the event loop, of the model that the request's body names, and of the body, a ``kind``."""
+    body = await read_body(request, kind.parse)
+    host = await lend(request, body.model)
+    return await pool_of(request).workshop.work(request, partial(work, host, body))
+
+
+async def read_body(request: Request, parse: Callable[[bytes, int | None], Result]) -> Result:
+    """What ``parse`` makes of the request's body; see `Workshop.prepare`."""
+    pool = pool_of(request)
+    return await pool.workshop.prepare(request, pool.context, lambda data: parse(data, pool.context))
+
+
+async def lend(request: Request, name: str | None, keep_alive: KeepAlive = None) -> ModelHost:
+    """The model that answers requests for ``name``, loaded, until ``request`` ends.  Raises what `ModelPool.acquire` raises."""
+    lease = await pool_of(request).acquire(name, keep_alive)
+    request.scope.setdefault(_LEASES, []).append(lease)
+    return lease.host
+
+
+def give_back(scope: Scope) -> None:
+    """The request of ``scope`` has ended: it uses no model any more."""
+    leases: list[Lease] = scope.get(_LEASES, [])
+    for lease in leases:
+        lease.release()
+
+
+def lent_name(scope: Scope) -> str | None:
+    """The own name of the model that was lent to the request of ``scope``, if one was."""
+    leases: list[Lease] = scope.get(_LEASES, [])
+    return leases[-1].host.names[0] if leases else None
