@@ -7,6 +7,7 @@
 //             `start` begins with what the bytes are above the values: minus the sum of activations, times 2^shift
 //             `add<T>` takes the columns 4T .. 4T+3 of the span, in ascending order
 //   kTileRows rows of activations meet a panel at once: as many sums, exact and float, as the registers hold
+//   kPairRows of them meet two panels at once, where four columns of a row are loaded once for both (`columns`); 0: they do not
 #pragma once
 
 #include "int8_dot.h"
@@ -22,7 +23,9 @@ struct BlockLanes {
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = false;
   static constexpr int kTileRows = 8;
+  static constexpr int kPairRows = 6;
   using Bytes = __m512i;
+  using Columns = __m512i;
   using Floats = __m512;
 
   static EDGE_INLINE Bytes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -39,6 +42,11 @@ struct BlockLanes {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table))), code);
   }
   static EDGE_INLINE Bytes flip(Bytes v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
+  static EDGE_INLINE Columns columns(const int8_t* four) {
+    int32_t value;
+    memcpy(&value, four, 4);
+    return _mm512_set1_epi32(value);
+  }
 
   template <int Class>
   struct Sum {
@@ -51,6 +59,10 @@ struct BlockLanes {
     EDGE_INLINE void add(Bytes w, const int8_t* four) {
       using Four = int32_t __attribute__((aligned(1), may_alias));
       asm("vpdpbusd %[a]%{1to16%}, %[w], %[v]" : [v] "+v"(v) : [a] "m"(*reinterpret_cast<const Four*>(four)), [w] "v"(w));
+    }
+    template <int T>
+    EDGE_INLINE void add(Bytes w, Columns four) {
+      v = _mm512_dpbusd_epi32(v, w, four);
     }
     EDGE_INLINE Floats floats() const { return _mm512_cvtepi32_ps(v); }
   };
@@ -89,6 +101,7 @@ struct BlockLanes {
   static constexpr bool kSignedBytes = true;
 #endif
   static constexpr int kTileRows = 6;
+  static constexpr int kPairRows = 0;
   using Bytes = __m256i;
   using Floats = __m256;
 
@@ -181,6 +194,7 @@ struct BlockLanes {
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = true;
   static constexpr int kTileRows = 6;
+  static constexpr int kPairRows = 0;
   using Bytes = uint8x16_t;
   using Floats = float32x4_t;
 
@@ -241,6 +255,7 @@ struct BlockLanes {
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = true;
   static constexpr int kTileRows = 2;  // more only take the compiler longer
+  static constexpr int kPairRows = 0;
   struct Bytes { uint8_t v[kTileBytes]; };
   using Floats = f32x16;
 

@@ -139,70 +139,85 @@ static bool prepare_block_row(const BlockLinearArgs& a, int64_t m, int8_t* to) {
 
 // ---- a tile of rows and a panel -------------------------------------------------------------------------------
 
-// A tile's place in memory: rows of activations, and a panel.
+// A tile's place in memory: rows of activations, and a panel or two.
 struct BlockTile {
   const int8_t* rows;
   int64_t stride, groups;
   const uint8_t *head, *codes;
+  int64_t apart;  // bytes from a panel to the second
 };
 
-// total[R] of one part of the panel's rows += group g, whose codes are at `codes` and whose block's scales at `head`.
-template <int Kind, int R>
+// total[P][R] of one part of P panels' rows += group g, whose codes are at `codes` and whose block's scales at `head`.
+template <int Kind, int R, int P>
 EDGE_INLINE void add_block_group(const BlockTile& at, int64_t g, int within, const uint8_t* head, const uint8_t* codes, int part,
-                                 BlockLanes::Floats (&total)[R]) {
+                                 BlockLanes::Floats (&total)[P][R]) {
   using B = Blocks<Kind>;
-  using L = BlockLanes;
+  using L = typename B::L;
   const BlockRow layout = {at.groups};
   const float *scales = layout.scales(at.rows) + g, *sums = layout.sums(at.rows) + g;
   const int32_t* below = layout.below<B::kShape.width>(at.rows) + g * B::kSpans;
   const int64_t next = at.stride / 4;  // from a row's floats and integers to the next row's
-  typename B::Sum sum[R];
+  typename B::Sum sum[P][R];
   unrolled<B::kSpans>([&](auto span) EDGE_INLINE_LAMBDA {
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-      if constexpr (B::kShift >= 0) sum[r].template start<B::kShift>(below + r * next + span);
-      else sum[r].start();
+      if constexpr (B::kShift >= 0) sum[0][r].template start<B::kShift>(below + r * next + span);
+      else sum[0][r].start();
+      for (int p = 1; p < P; ++p) sum[p][r] = sum[0][r];
     });
     unrolled<B::kSpanTiles>([&](auto tile) EDGE_INLINE_LAMBDA {
       constexpr int kTile = span * B::kSpanTiles + tile;
-      const L::Bytes w = B::template bytes<kTile>(codes, part);
+      typename L::Bytes w[P];
+      unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = B::template bytes<kTile>(codes + p * at.apart, part); });
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-        sum[r].template add<tile>(w, at.rows + r * at.stride + g * kBlockGroup + kTile * kTileDepth);
+        const int8_t* four = at.rows + r * at.stride + g * kBlockGroup + kTile * kTileDepth;
+        if constexpr (P == 1) {
+          sum[0][r].template add<tile>(w[0], four);
+        } else {
+          const typename L::Columns columns = L::columns(four);
+          unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[p][r].template add<tile>(w[p], columns); });
+        }
       });
     });
-    const L::Floats scale = B::scale(head, within, span, part);
-    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-      total[r] = L::fma(sum[r].floats(), L::mul(scale, L::broadcast(scales + r * next)), total[r]);
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
+      const typename L::Floats scale = B::scale(head + p * at.apart, within, span, part);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        total[p][r] = L::fma(sum[p][r].floats(), L::mul(scale, L::broadcast(scales + r * next)), total[p][r]);
+      });
     });
   });
   if constexpr (B::kShape.has_least) {
-    const L::Floats least = B::least(head, within, part);
-    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-      const L::Floats times = L::broadcast(sums + r * next);
-      total[r] = B::kAdds ? L::fma(least, times, total[r]) : L::fnma(least, times, total[r]);
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
+      const typename L::Floats least = B::least(head + p * at.apart, within, part);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        const typename L::Floats times = L::broadcast(sums + r * next);
+        total[p][r] = B::kAdds ? L::fma(least, times, total[p][r]) : L::fnma(least, times, total[p][r]);
+      });
     });
   }
 }
 
-// y[R][16] = the product, for parts First .. First+Count-1 of the panel's rows.
-template <int Kind, int R, int First, int Count>
+constexpr int kPanelResults = BlockLanes::kTileRows * kTileChannels;  // from a panel's results of a tile to the second's
+
+// y[P][R][16] = the product, for parts First .. First+Count-1 of P panels' rows.
+template <int Kind, int R, int First, int Count, int P = 1>
 EDGE_INLINE void block_parts(const BlockTile& at, float* y) {
   using B = Blocks<Kind>;
   using L = BlockLanes;
-  L::Floats total[Count][R];
+  L::Floats total[Count][P][R];
   unrolled<Count>([&](auto part) EDGE_INLINE_LAMBDA {
-    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { total[part][r] = L::zero(); });
+    unrolled<P * R>([&](auto i) EDGE_INLINE_LAMBDA { total[part][i / R][i % R] = L::zero(); });
   });
   const uint8_t *head = at.head, *codes = at.codes;
   for (int64_t g = 0; g < at.groups; head += B::kShape.head)
     for (int within = 0; within < B::kBlockGroups; ++within, ++g, codes += B::kGroupBytes) {
       for (int line = 0; line < B::kGroupBytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
       unrolled<Count>([&](auto part) EDGE_INLINE_LAMBDA {
-        add_block_group<Kind, R>(at, g, within, head, codes, First + part, total[part]);
+        add_block_group<Kind, R, P>(at, g, within, head, codes, First + part, total[part]);
       });
     }
-  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+  unrolled<P * R>([&](auto i) EDGE_INLINE_LAMBDA {
     unrolled<Count>([&](auto part) EDGE_INLINE_LAMBDA {
-      L::store(y + r * kTileChannels + (First + part) * L::kRows, total[part][r]);
+      L::store(y + i / R * kPanelResults + i % R * kTileChannels + (First + part) * L::kRows, total[part][i / R][i % R]);
     });
   });
 }
@@ -224,6 +239,20 @@ static void block_tile_of(int64_t count, const BlockTile& at, float* y) {
 constexpr void (*kBlockTiles[kBlockKinds])(int64_t count, const BlockTile& at, float* y) = {
     block_tile_of<kQ4_0>, block_tile_of<kQ4_1>, block_tile_of<kQ5_0>,  block_tile_of<kQ5_1>,  block_tile_of<kQ8_0>, block_tile_of<kQ4_K>,
     block_tile_of<kQ5_K>, block_tile_of<kQ6_K>, block_tile_of<kIq4Nl>, block_tile_of<kIq4Xs>, block_tile_of<kMxfp4>};
+
+// The same of two panels at once.
+template <int Kind, int R = BlockLanes::kPairRows>
+static void block_pair_of(int64_t count, const BlockTile& at, float* y) {
+  if constexpr (R > 0) {
+    if (count == R)
+      return unrolled<BlockLanes::kParts>([&](auto part) EDGE_INLINE_LAMBDA { block_parts<Kind, R, part, 1, 2>(at, y); });
+    block_pair_of<Kind, R - 1>(count, at, y);
+  }
+}
+
+constexpr void (*kBlockPairs[kBlockKinds])(int64_t count, const BlockTile& at, float* y) = {
+    block_pair_of<kQ4_0>, block_pair_of<kQ4_1>, block_pair_of<kQ5_0>,  block_pair_of<kQ5_1>,  block_pair_of<kQ8_0>, block_pair_of<kQ4_K>,
+    block_pair_of<kQ5_K>, block_pair_of<kQ6_K>, block_pair_of<kIq4Nl>, block_pair_of<kIq4Xs>, block_pair_of<kMxfp4>};
 
 // ---- the whole product ----------------------------------------------------------------------------------------
 
@@ -265,16 +294,25 @@ static void finish_gated(const BlockPlan& plan, int64_t m, int64_t count, int64_
   gate_block(a.gate, gate, up, kTileChannels, count, kTileChannels, a.out + m * width + n, width);
 }
 
-// Rows begin..end times a panel of results, in tiles; the last two share what is left evenly.
+// Rows in a tile of at most `most`, where `left` are left; the last two share what is left evenly.
+EDGE_INLINE int64_t tile_rows(int64_t left, int64_t most) {
+  return left <= most ? left : left >= 2 * most ? most : ceil_div(left, 2);
+}
+
+// Rows m.. of a tile times panel `number`.
+static BlockTile block_tile_at(const BlockPlan& plan, int64_t m, int64_t number, int64_t apart) {
+  const uint8_t* head = plan.weight.panel(number);
+  return {plan.rows + m * plan.stride, plan.stride, plan.layout.groups, head, head + plan.weight.head_bytes(),
+          apart * plan.weight.panel_bytes()};
+}
+
+// Rows begin..end times a panel of results, in tiles.
 static void block_panel(const BlockPlan& plan, int64_t begin, int64_t end, int64_t panel) {
-  constexpr int64_t kRows = BlockLanes::kTileRows;
-  const BlockPanels& weight = plan.weight;
-  alignas(64) float y[2][kRows * kTileChannels];
+  alignas(64) float y[2][kPanelResults];
   for (int64_t m = begin; m < end;) {
-    const int64_t left = end - m, count = left <= kRows ? left : left >= 2 * kRows ? kRows : ceil_div(left, 2);
+    const int64_t count = tile_rows(end - m, BlockLanes::kTileRows);
     const auto product = [&](int64_t number, float* to) {
-      const uint8_t* head = weight.panel(number);
-      kBlockTiles[weight.kind](count, {plan.rows + m * plan.stride, plan.stride, plan.layout.groups, head, head + weight.head_bytes()}, to);
+      kBlockTiles[plan.weight.kind](count, block_tile_at(plan, m, number, 0), to);
     };
     float* out = plan.args.out + m * plan.args.width() + plan.first + panel * kTileChannels;
     for (int64_t r = 0; r < count; ++r) __builtin_prefetch(out + r * plan.args.width(), 1);
@@ -289,6 +327,35 @@ static void block_panel(const BlockPlan& plan, int64_t begin, int64_t end, int64
   }
 }
 
+// Rows begin..end times two panels: a pair of results, or a panel of the gate and its panel of the up half.
+static void block_pair(const BlockPlan& plan, int64_t begin, int64_t end, int64_t panel, int64_t second) {
+  alignas(64) float y[2][kPanelResults];
+  for (int64_t m = begin; m < end;) {
+    const int64_t count = tile_rows(end - m, BlockLanes::kPairRows);
+    float* out = plan.args.out + m * plan.args.width() + plan.first + panel * kTileChannels;
+    for (int64_t r = 0; r < count; ++r) {
+      __builtin_prefetch(out + r * plan.args.width(), 1);
+      if (!plan.gated()) __builtin_prefetch(out + r * plan.args.width() + kTileChannels, 1);
+    }
+    kBlockPairs[plan.weight.kind](count, block_tile_at(plan, m, panel, second - panel), y[0]);
+    if (plan.gated()) {
+      finish_gated(plan, m, count, panel, y[0], y[1]);
+    } else {
+      finish_panel(plan, m, count, panel, y[0]);
+      finish_panel(plan, m, count, second, y[1]);
+    }
+    m += count;
+  }
+}
+
+// Item `item` of a plan's results for rows begin..end: a pair of panels where the lanes take two at once, else one.
+static void block_item(const BlockPlan& plan, int64_t begin, int64_t end, int64_t item) {
+  if (BlockLanes::kPairRows == 0) return block_panel(plan, begin, end, item);
+  if (plan.gated()) return block_pair(plan, begin, end, item, plan.panels() + item);
+  if (2 * item + 1 < plan.panels()) return block_pair(plan, begin, end, 2 * item, 2 * item + 1);
+  block_panel(plan, begin, end, 2 * item);
+}
+
 // Few rows: the panels pass by once, and memory sets the pace. More in blocks that stay in a core's L2.
 static void block_product(const BlockPlan& plan, int workers, ThreadPool& pool) {
   constexpr int64_t kFewRows = 32, kLeastRows = 96, kBlockBytes = 512 << 10;
@@ -297,13 +364,16 @@ static void block_product(const BlockPlan& plan, int workers, ThreadPool& pool) 
     return pool.for_stream({plan.weight.data, panels, plan.weight.panel_bytes()},
                            [&](int64_t panel, int) { block_panel(plan, 0, rows, panel); }, workers);
   const int64_t blocks = ceil_div(rows, max_i64(kLeastRows, kBlockBytes / plan.stride));
-  const int64_t tile = BlockLanes::kTileRows, block_rows = ceil_div(ceil_div(rows, blocks), tile) * tile;
+  constexpr bool kPairs = BlockLanes::kPairRows > 0;
+  const int64_t tile = kPairs ? BlockLanes::kPairRows : BlockLanes::kTileRows;
+  const int64_t block_rows = ceil_div(ceil_div(rows, blocks), tile) * tile;
+  const int64_t items = kPairs && !plan.gated() ? ceil_div(panels, 2) : panels;
   pool.for_blocks(
-      ceil_div(rows, block_rows) * panels, 1,
+      ceil_div(rows, block_rows) * items, 1,
       [&](int64_t item_begin, int64_t item_end, int) {
         for (int64_t item = item_begin; item < item_end; ++item) {
-          const int64_t begin = item / panels * block_rows;
-          block_panel(plan, begin, min_i64(begin + block_rows, rows), item % panels);
+          const int64_t begin = item / items * block_rows;
+          block_item(plan, begin, min_i64(begin + block_rows, rows), item % items);
         }
       },
       workers);
