@@ -23,7 +23,7 @@ struct BlockLanes {
   static constexpr int kRows = kTileChannels / kParts;
   static constexpr bool kSignedBytes = false;
   static constexpr int kTileRows = 8;
-  static constexpr int kPairRows = 6;
+  static constexpr int kPairRows = 7;
   using Bytes = __m512i;
   using Columns = __m512i;
   using Floats = __m512;
