@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import signal
 import sys
@@ -82,16 +84,35 @@ def _left_out(cases: list[pytest.Item]) -> set[pytest.Item]:
     return set(cases) - {cases[number * len(cases) // keep] for number in range(keep)}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """A million objects of libraries and test files stay to the end: no collection of garbage looks at them again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: many tests wait for another process or for the time."""
     return len(os.sched_getaffinity(0)) + 1
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """New folders.  pytest numbers its own by a look at all that are there, which takes milliseconds among thousands."""
+    around = tmp_path_factory.mktemp("homes")
+    return (around / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def edge_llm_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def edge_llm_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """EDGE_LLM_HOME in a fresh folder, and nothing else said: no test sees or touches the user's models and settings."""
-    home = tmp_path_factory.mktemp("home", numbered=True)
+    home = next(homes)
+    home.mkdir(mode=0o700)
     for name in [name for name in os.environ if name.startswith("EDGE_LLM_") and name not in FOR_TESTS]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EDGE_LLM_HOME", str(home))

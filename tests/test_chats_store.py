@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,9 @@ def filled(store, count=40, words="a text of some length, so that pages fill up 
     chat, parent = store.begin({"model": "m"}), None
     for number in range(count):
         role = "assistant" if number % 2 else "user"
-        parent = store.add(chat.id, parent, role, f"{number} {words * 10}").id
+        said = Message(new_id(), chat.id, parent, role, f"{number} {words * 10}", created=time.time())
+        store.put(said)
+        parent = said.id
     return store.chat(chat.id)
 
 
