@@ -19,9 +19,13 @@ Made by `python assets/conformance.py --write` from the tests of `edge-llm serve
 client, unmodified, against a real server with the built-in model. HTTP means plain requests.
 
 What would change the answer and cannot be honoured is a 400 that names the field: `audio`, `modalities` other than text,
-images, `prediction`, `web_search_options`, `store: true`, `previous_response_id`, `background`, `suffix`, `best_of` other
+images, `prediction`, `web_search_options`, `store: true` of chat completions, `background`, `suffix`, `best_of` other
 than `n`, `dimensions` other than the model's, and grammars that cannot be followed. What is
 accepted without effect is named in `x-edge-llm-ignored`.
+
+Responses are kept in memory unless `store` is false: 1,000 of them and 32 MiB, the longest unused go first.
+`previous_response_id` and `item_reference` go on with one that is kept; whether one is, `GET /v1/responses/{id}` says.
+A restart forgets all of them.
 
 Tools that are no functions are left out and named there (`tools.web_search`); a custom tool is a function of one text, and its
 call comes back as the API has it. Anthropic's `bash` and `text_editor`, which clients run, have their known schemas. A picture
@@ -30,6 +34,10 @@ What was thought before the last question is shown again by chat completions onl
 
 Evaluations by log-likelihood (lm-eval's `local-completions`, with the tokenizer of the server or its own) work: `echo` with
 `logprobs` tells of the prompt's tokens too, `max_tokens: 0` of them alone. The token itself stands first among its likely ones.
+
+A thought ends at its budget, and the answer follows: `thinking.budget_tokens`, `reasoning.max_tokens`, `thinking_token_budget`,
+`thinking_budget` or `reasoning_budget`, whatever the template knows. `reasoning_effort` low and medium are 1,024 and 4,096
+tokens where the template has no levels of its own. The closing mark is counted in `reasoning_tokens`.
 
 The prompt of `/v1/completions` is its writer's own program: control tokens that it spells are parsed, and it gets no second
 bos. `parse_special: false` makes them text, `add_special_tokens: false` leaves out the bos, and `skip_special_tokens: false`

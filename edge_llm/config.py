@@ -203,6 +203,8 @@ class GenerationParams:
     """Report each token's log-probability and this many most likely alternatives; None reports nothing."""
     prompt_logprobs: int | None = None
     """Report the same of the prompt's tokens, all of which are computed then; None reports nothing."""
+    think_tokens: int | None = None
+    """Most tokens of a thought, which is closed then; None leaves it to the model."""
     grammar: Grammar | None = None
     """What the answer must look like."""
     skip_special_tokens: bool = True
@@ -238,8 +240,9 @@ class GenerationParams:
         for name in ("loop_guard", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, got `{value}`", param=name)
-        if self.min_tokens < 0:
-            raise UsageError(f"min_tokens must be 0 or more, got `{self.min_tokens}`", param="min_tokens")
+        for name, number in (("min_tokens", self.min_tokens), ("think_tokens", self.think_tokens or 0)):
+            if number < 0:
+                raise UsageError(f"{name} must be 0 or more, got `{number}`", param=name)
         if self.top_k < 0:
             raise UsageError(f"top_k must be 0 (off) or more, got `{self.top_k}`", param="top_k")
         least = 1 if self.prompt_logprobs is None else 0

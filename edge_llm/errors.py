@@ -7,6 +7,7 @@ A message names the value that was refused and the way out.  Faces print ``error
     ├── UsageError                      exit 2   an option, argument or request field that makes no sense
     │   └── ContextOverflow             exit 2   the prompt has more tokens than the context holds
     ├── ModelNotFound                   exit 1   no such bundle, folder or file
+    ├── ResponseNotFound                exit 1   a stored response of a server that is not there (any more)
     ├── UnsupportedModel                exit 1   a well-formed model that this version cannot run
     ├── InvalidModel                    exit 1   a source model file that is malformed, truncated or contradicts itself
     │   └── InvalidTokenizer            exit 1   tokenizer or chat template that cannot be used
@@ -76,6 +77,12 @@ class ModelNotFound(EdgeLLMError):
         super().__init__(message)
         self.model = model
         """What was to be a model that is here, as it was written; None where a file or a folder is missing."""
+
+
+class ResponseNotFound(EdgeLLMError):
+    """A stored response of a server that is not there, or not any more."""
+
+    code = "response_not_found"
 
 
 class UnsupportedModel(EdgeLLMError):

@@ -306,7 +306,6 @@ def test_embeddings_that_make_no_sense_are_named(client, fields, param):
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"background": True}, "background"),
-        ({"store": True}, "store"),
         ({"truncation": "banana"}, "truncation"), ({"conversation": "c"}, "conversation"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"), ({"text": {"format": 5}}, "text.format"),
         ({"text": {"format": []}}, "text.format"), ({"text": 5}, "text"),

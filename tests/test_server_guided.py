@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 import anthropic
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -487,3 +488,22 @@ def test_schemas_of_other_servers_are_taken(client):
     }  # fmt: skip
     said = json.loads(chat(client, extra_body={"json_schema": schema}).choices[0].message.content)
     assert (said["id"], said["kind"] in ("yx", "yy"), 2 in said["list"]) == (2**53 + 1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("completions", {"prompt": "x"}), ("chat/completions", {"messages": ASK}), ("messages", {"messages": ASK}),
+        ("responses", {"input": "x"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "form", [{"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "ab"}}}}, {"regex": '"ab"'}]
+)
+def test_every_endpoint_takes_a_form(url, path, asked, form):
+    """HTTP | all | `response_format`, `regex`, `grammar` and the like are held to on every endpoint that answers."""
+    body = {"max_tokens": 20, "temperature": 0} | asked | form
+    reply = httpx.post(f"{url}/v1/{path}", json=body, timeout=60).raise_for_status().json()
+    assert '"ab"' in json.dumps(reply).replace('\\"', '"')
+    twice = {"response_format": {"type": "json_object"}, "grammar": 'start: "x"'}
+    assert httpx.post(f"{url}/v1/{path}", json=body | twice, timeout=60).status_code == 400

@@ -137,12 +137,13 @@ LOW, BOUNDED = Wish(True, "low"), Wish(True, budget=9)
     ("template", "wish", "variables", "fulfilled"),
     [
         (QWEN3, OFF, {"enable_thinking": False}, True), (QWEN3, ON, {"enable_thinking": True}, True),
-        (QWEN3, LOW, {"enable_thinking": True}, False), (QWEN3, BOUNDED, {"enable_thinking": True}, False),
+        (QWEN3, LOW, {"enable_thinking": True}, True), (QWEN3, BOUNDED, {"enable_thinking": True}, True),
+        (QWEN3, Wish(True, "high"), {"enable_thinking": True}, False), (GPT_OSS, BOUNDED, {}, False),
         (QWEN3, Wish(True, "medium"), {"enable_thinking": True}, True), (DEEPSEEK, ON, {"thinking": True}, True),
         (DEEPSEEK, OFF, {"thinking": False}, True), (GPT_OSS, LOW, {"reasoning_effort": "low"}, True),
         (GPT_OSS, ON, {}, True), (GPT_OSS, OFF, {}, False), (SEED, OFF, {"thinking_budget": 0}, True),
         (SEED, BOUNDED, {"thinking_budget": 9}, True), (SEED, ON, {}, True), (R1, ON, {}, True), (R1, OFF, {}, False),
-        (R1, LOW, {}, False), (NONE, OFF, {}, True), (NONE, ON, {}, False),
+        (R1, LOW, {}, True), (NONE, OFF, {}, True), (NONE, ON, {}, False),
         (REMARK, OFF, {}, True), (REMARK, ON, {}, False), ("{% broken '", ON, {}, False),
     ],
 )  # fmt: skip

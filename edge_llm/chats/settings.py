@@ -74,6 +74,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("dry_multiplier", "sampling", _real, "what a token costs that would lengthen a repeat; 0 is off"),
     Setting("seed", "sampling", _whole, "same seed, same text"),
     Setting("max_tokens", "sampling", _whole, "stop an answer after this many tokens"),
+    Setting("think_tokens", "sampling", _whole, "end a thought after this many tokens; the answer follows"),
     Setting("stop", "sampling", str, "stop an answer before this text"),
     Setting("loop_guard", "sampling", _switch, "on or off: end an answer that says the same over and over"),
     Setting("context", "runtime", _whole, "context in tokens (loads the model again)"),

@@ -130,6 +130,7 @@ _GENERATION = (
     shared("--dry-multiplier", type=REAL, help="DRY: what a token costs that would lengthen a repeat; 0 is off."),
     shared("--seed", type=WHOLE, help="Same seed, same text."),
     shared("-n", "--max-tokens", type=WHOLE, help="Stop after this many tokens."),
+    shared("--think-tokens", type=WHOLE, help="End a thought after this many tokens; the answer follows."),
     shared("--stop", type=TEXT, multiple=True, help="Stop before this text; may be repeated."),
     shared("--loop-guard/--no-loop-guard", default=None, help="End an answer that says the same over and over; default: yes."),
 )

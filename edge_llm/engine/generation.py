@@ -19,9 +19,10 @@ from edge_llm.decoding.stop import StopStrings
 from edge_llm.engine.counters import Counters
 from edge_llm.engine.prompt_scores import PromptScores
 from edge_llm.engine.request import Delta, Finish, PromptProgress, Request, Timings, Usage
+from edge_llm.engine.thought_budget import ThoughtBudget
 from edge_llm.errors import OutOfMemory
 from edge_llm.runner.base import Memory, Segment
-from edge_llm.text.reasoning import CLOSE, OPEN, ThoughtGate
+from edge_llm.text.reasoning import CLOSE, OPEN, Thinking, ThoughtGate
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
 from kernels import ThreadPool
 
@@ -78,6 +79,7 @@ class Generation:
         )
         self._tokenizer = tokenizer
         self._scores = _scores(request, tokenizer, pool)
+        self._budget = _budget(request, tokenizer)
         self._gate = ThoughtGate(request.thinking)
         self._thought_marks = frozenset(token for tag in (OPEN, CLOSE) if (token := tokenizer.token_id(tag)) is not None)
         self._stops = StopStrings(params.stop)
@@ -148,6 +150,8 @@ class Generation:
         for row, guess in zip(logits, [*self._guesses, None], strict=True):
             token, best = self._choose(row)
             self.known.append(token)
+            if self._budget is not None:
+                self._budget.push(token)
             self._counters.generated_tokens += 1
             yield from self._deltas(token, row, best)
             if self.finished or token != guess:
@@ -187,6 +191,7 @@ class Generation:
     def _choose(self, logits: np.ndarray) -> tuple[int, float | None]:
         """The next token, and the greatest of ``logits`` where they are what it was chosen from."""
         adjusted = logits
+        due = None if self._budget is None else self._budget.due
         if self._edit is not None:
             if self._needs_raw:
                 adjusted = self._edited
@@ -194,7 +199,11 @@ class Generation:
             self._edit(self.known, adjusted)
         if self._constraint is not None:
             masked = self._constraint.mask(adjusted, logits)
+            if due is not None and masked[due] > -np.inf:
+                return due, None
             return self._constraint.choose(self._sampler, masked, self.most_tokens - self.generated).token, None
+        if due is not None:
+            return due, None
         token, best = self._sampler(adjusted)
         return token, best if adjusted is logits else None
 
@@ -260,3 +269,9 @@ def _scores(request: Request, tokenizer: Tokenizer, pool: ThreadPool | None) -> 
         return None
     decoder = IncrementalDecoder(tokenizer)
     return PromptScores(request.prompt, request.params.prompt_logprobs, decoder.piece, decoder.push, pool)
+
+
+def _budget(request: Request, tokenizer: Tokenizer) -> ThoughtBudget | None:
+    """What ends the request's thought, if it may have one and is to end it."""
+    most = request.params.think_tokens
+    return None if most is None or request.thinking is Thinking.RAW else ThoughtBudget(most, tokenizer, request.thinking)

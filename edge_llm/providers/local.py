@@ -148,6 +148,9 @@ class LocalProvider:
         messages, variables = self._rendered(engine, ask)
         params = changed(engine.defaults, ask.sampling, with_overrides)
         params = another(params) if ask.again else params
+        wish = wish_of(ask.thinking, "thinking")
+        if wish is not None and wish.on and params.think_tokens is None:
+            params = replace(params, think_tokens=wish.most_tokens(engine.template.source))
         return conversation_request(engine, messages, params, begun=ask.continues, tools=tools, variables=variables)
 
     def _rendered(self, engine: Engine, ask: Ask) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -46,8 +46,11 @@ _DONE = "[DONE]"
 _SENT = (
     "max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty",
     "top_k", "min_p", "repetition_penalty", "dry_multiplier", "dry_sequence_breakers", "min_tokens", "ignore_eos", "loop_guard",
+    "think_tokens",
 )  # fmt: skip
-"""Fields of `GenerationParams` that servers have under the same name; the later ones not all of them."""
+"""Fields of `GenerationParams` that servers have; the later ones not all of them."""
+_OTHER_NAMES = {"think_tokens": "thinking_token_budget"}
+"""Under which name, where that is not the same."""
 
 
 class RemoteCatalogue:
@@ -277,7 +280,7 @@ def request_body(model: str, ask: Ask, recommended: Mapping[str, Any] = MappingP
         "messages": [dict(message) for message in ask.messages],
         "stream": True,
         "stream_options": {"include_usage": True},
-        **{name: value for name, value in sampling.items() if value is not None},
+        **{_OTHER_NAMES.get(name, name): value for name, value in sampling.items() if value is not None},
     }
     if (wish := wish_of(ask.thinking, "thinking")) is not None:
         body["chat_template_kwargs"] = dict.fromkeys(SWITCHES, wish.on)

@@ -11,12 +11,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge_llm.config import GenerationParams, Grammar
+from edge_llm.config import GenerationParams
 from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
+from edge_llm.server.fields import MESSAGES, Rule, refusals
+from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.lending import prepared
 from edge_llm.server.offers import Offer, messages_offer
@@ -28,12 +30,10 @@ from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.talk.contents import LeftOut, result_of, text_of, texts_of, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
-from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
 from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun, Thought
 from edge_llm.talk.tools import ToolUse
 from edge_llm.talk.wish import Setting
-from edge_llm.text.tokenizer import Tokenizer
 
 
 class OutputConfig(Body):
@@ -43,7 +43,7 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = None
 
 
-class CountBody(Thinks):
+class CountBody(Thinks, Guided):
     """The body of a request to count tokens: a conversation."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=limits.MESSAGES)
@@ -54,7 +54,8 @@ class CountBody(Thinks):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
 
-    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Sampling.cannot, "container": (), "mcp_servers": ([],)}
+    rules: ClassVar[Sequence[Rule]] = MESSAGES
+    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(MESSAGES)
 
     def settings(self) -> dict[str, Setting]:
         return super().settings() | {"output_config.effort": self.output_config.effort if self.output_config else None}
@@ -64,7 +65,8 @@ class CountBody(Thinks):
         tools = ToolUse.of(self.offer.functions, self.offer.choice, self._parallel, host.engine)
         messages = self._messages(LeftOut())
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-        params = replace(params, grammar=self._answer_grammar(host.engine.tokenizer))
+        thought = self.think_tokens(host.engine.template.source)
+        params = replace(params, grammar=self.answer_grammar(host.engine.tokenizer), think_tokens=thought)
         variables = self.thinking_variables(host.engine.template.source)
         plain = host.checked(plain_messages(messages))
         return conversation_request(host.engine, plain, params, begun=begun, tools=tools, variables=variables)
@@ -93,10 +95,9 @@ class CountBody(Thinks):
             messages += _chat_messages(message, f"messages[{index}]", left_out)
         return without_old_thoughts(messages)
 
-    def _answer_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
-        inner = response_format(self.output_config.format if self.output_config else None, "output_config.format")
-        found = {"output_config.format": inner, "output_format": response_format(self.output_format, "output_format")}
-        return checked_grammar({name: grammar for name, grammar in found.items() if grammar is not None}, tokenizer)
+    def forms(self) -> dict[str, dict[str, Any] | None]:
+        inner = self.output_config.format if self.output_config else None
+        return {"output_config.format": inner, "output_format": self.output_format}
 
 
 class MessagesBody(CountBody, Sampling):

@@ -8,24 +8,39 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount, Route, Router
 
 from edge_llm.errors import EdgeLLMError
-from edge_llm.server.anthropic import count_tokens, messages
-from edge_llm.server.chat import chat_completions
-from edge_llm.server.completions import completions
-from edge_llm.server.embeddings import embeddings
+from edge_llm.server.anthropic import CountBody, MessagesBody, count_tokens, messages
+from edge_llm.server.chat import ChatBody, chat_completions, chat_tokens
+from edge_llm.server.completions import CompletionBody, completions
+from edge_llm.server.embeddings import EmbeddingBody, embeddings
 from edge_llm.server.faces import on_error, on_unknown_route
 from edge_llm.server.guards import Access, Guards
+from edge_llm.server.kept import input_items, kept_response
 from edge_llm.server.models import list_models, one_model
+from edge_llm.server.openapi import Bodies, docs, openapi
 from edge_llm.server.page import page
 from edge_llm.server.pool import ModelPool
-from edge_llm.server.responses import responses
+from edge_llm.server.responses import ResponsesBody, input_tokens, responses
 from edge_llm.server.status import health, metrics, props, version
-from edge_llm.server.text import apply_template, detokenize, tokenize, tokenizer_info
+from edge_llm.server.stored import ResponseStore
+from edge_llm.server.text import (
+    DetokenizeBody,
+    TemplateBody,
+    TokenizeBody,
+    apply_template,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 
 API = [
     Route("/chat/completions", chat_completions, methods=["POST"]),
     Route("/completions", completions, methods=["POST"]),
     Route("/embeddings", embeddings, methods=["POST"]),
+    Route("/chat/completions/input_tokens", chat_tokens, methods=["POST"]),
     Route("/responses", responses, methods=["POST"]),
+    Route("/responses/input_tokens", input_tokens, methods=["POST"]),
+    Route("/responses/{id}", kept_response, methods=["GET", "DELETE"]),
+    Route("/responses/{id}/input_items", input_items, methods=["GET"]),
     Route("/messages", messages, methods=["POST"]),
     Route("/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/models", list_models),
@@ -36,8 +51,11 @@ API = [
 ROUTES = [
     Route("/", page),
     Route("/health", health),
+    Route("/ping", health, methods=["GET", "POST"]),
     Route("/metrics", metrics),
     Route("/props", props),
+    Route("/openapi.json", openapi),
+    Route("/docs", docs),
     Route("/version", version),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/tokenizer_info", tokenizer_info),
@@ -46,6 +64,13 @@ ROUTES = [
     Mount("/v1", app=Router([Route("/health", health), *API], redirect_slashes=False)),
     *API,
 ]
+
+BODIES: Bodies = {
+    chat_completions: ChatBody, chat_tokens: ChatBody, completions: CompletionBody, embeddings: EmbeddingBody,
+    responses: ResponsesBody, input_tokens: ResponsesBody, messages: MessagesBody, count_tokens: CountBody,
+    tokenize: TokenizeBody, detokenize: DetokenizeBody, apply_template: TemplateBody,
+}  # fmt: skip
+"""What each of them reads, for the documents."""
 
 
 def create_app(pool: ModelPool, access: Access | None = None) -> Starlette:
@@ -58,4 +83,6 @@ def create_app(pool: ModelPool, access: Access | None = None) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.pool = pool
+    app.state.responses = ResponseStore()
+    app.state.bodies = BODIES
     return app

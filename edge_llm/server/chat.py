@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.request import Answer, Delta, Finish
@@ -18,12 +18,13 @@ from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.customs import CustomCalls, CustomInput, with_inputs
+from edge_llm.server.fields import CHAT, Rule, refusals
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.logprobs import chat_logprobs, prompt_logprobs
 from edge_llm.server.problems import Problem
-from edge_llm.server.replies import answered
-from edge_llm.server.schemas import Sampling, Streaming, choices
+from edge_llm.server.replies import answered, counted
+from edge_llm.server.schemas import Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, new_id, openai_usage, shown_tokens, stopped_by, timings
 from edge_llm.server.stream import DONE, TextEvent, event
 from edge_llm.talk.conversation import conversation_request
@@ -40,27 +41,32 @@ class ChatBody(Conversation, Streaming, Guided):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
+    """vLLM's: whether a message that is continued comes back as a whole."""
 
-    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Sampling.cannot,
-        "audio": (), "chat_template": (), "documents": ([],), "echo": (False,), "function_call": ("none",), "functions": ([],),
-        "modalities": (["text"],), "moderation": (), "prediction": (), "store": (False,), "web_search_options": (),
-    }  # fmt: skip
+    rules: ClassVar[Sequence[Rule]] = CHAT
+    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(CHAT)
 
     def reply(self, host: ModelHost, model: str) -> ChatReply:
         """What answers this request."""
-        return ChatReply(model, self, *self.prompts(host))
+        return ChatReply(model, self, *self.prompts(host), self.begun)
 
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], AnswerSyntax]:
         """One engine request per choice, and how to read the answers."""
         engine = host.engine
         params = replace(self.params(engine.served, engine.config.vocab_size), logprobs=self._wanted_logprobs())
         tools = ToolUse.of(self.offer.functions, self.offer.choice, self.parallel_tool_calls, engine)
-        params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
+        thought = self.think_tokens(engine.template.source)
+        params = replace(params, grammar=self.answer_grammar(engine.tokenizer), think_tokens=thought)
         variables = self.variables(engine.template.source)
         messages, begun = host.checked(self.plain()), bool(self.continue_final_message)
         prompt, syntax = conversation_request(engine, messages, params, begun=begun, tools=tools, variables=variables)
         return [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)], syntax
+
+    @property
+    def begun(self) -> str:
+        """What stands before the content of every answer."""
+        return str(self.plain()[-1]["content"]) if self.echo and self.continue_final_message else ""
 
     def _wanted_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs:
@@ -73,6 +79,11 @@ async def chat_completions(request: Request) -> Response:
     return await answered(request, ChatBody)
 
 
+async def chat_tokens(request: Request) -> JSONResponse:
+    """How many tokens the prompt of a chat completion would have."""
+    return await counted(request, ChatBody, lambda host, body: len(body.prompts(host)[0][0].prompt))
+
+
 @dataclass(frozen=True)
 class ChatReply:
     """What all chunks of one reply have in common."""
@@ -82,6 +93,8 @@ class ChatReply:
     requests: list[Prompt]
     """One per choice."""
     syntax: AnswerSyntax
+    begun: str
+    """What stands before the content of every choice."""
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -171,11 +184,12 @@ class ChatReply:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _message(self, outcome: Outcome) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": outcome.said, "refusal": None}
+        said = self.begun + outcome.said
+        message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
         if outcome.thought:
             message["reasoning_content"] = outcome.thought
         if outcome.calls:
-            message["content"] = outcome.said or None
+            message["content"] = said or None
             message["tool_calls"] = [self._call(call.id, call.name, call.arguments) for call in outcome.calls]
         return message
 
@@ -202,7 +216,7 @@ class _Events:
 
     def opening(self) -> Iterator[str]:
         for index in range(len(self._readers)):
-            begun = self._reply.chunk(index, {"role": "assistant", "content": ""})
+            begun = self._reply.chunk(index, {"role": "assistant", "content": self._reply.begun})
             yield event(begun | self._usage.field() | ({} if index else self._reply.prompt_ids()))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:

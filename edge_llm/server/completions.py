@@ -18,13 +18,14 @@ from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
+from edge_llm.server.fields import COMPLETIONS, Rule, refusals
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.inputs import Texts, items_of, token_lists
 from edge_llm.server.logprobs import TextOffsets, completion_logprobs, joined, prompt_logprobs
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
-from edge_llm.server.schemas import Sampling, Streaming, choices
+from edge_llm.server.schemas import Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, new_id, openai_usage, shown_tokens, stopped_by, timings
 from edge_llm.server.stream import DONE, TextEvent, event
 
@@ -48,10 +49,8 @@ class CompletionBody(Streaming, Guided):
     truncation_side: Literal["left", "right"] | None = None
     """Where a prompt that is too long loses tokens: at its beginning, if nothing is said."""
 
-    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Sampling.cannot,
-        "suffix": ("",),
-    }
+    rules: ClassVar[Sequence[Rule]] = COMPLETIONS
+    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(COMPLETIONS)
 
     def reply(self, host: ModelHost, model: str) -> CompletionReply:
         """What answers this request."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
+from edge_llm.server.fields import EMBEDDINGS, Rule
 from edge_llm.server.host import ModelHost
 from edge_llm.server.inputs import Texts, token_lists
 from edge_llm.server.journal import Entry
@@ -30,6 +31,8 @@ class EmbeddingBody(Body):
     model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+
+    rules: ClassVar[Sequence[Rule]] = EMBEDDINGS
 
 
 async def embeddings(request: Request) -> Response:

@@ -26,10 +26,15 @@ class Guided(Body):
 
     def answer_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
         """The grammar of the answer, checked; raises `UsageError` for one that cannot be followed, or for two of them."""
-        found = {"response_format": response_format(self.response_format, "response_format")}
+        forms = {"response_format": self.response_format} | self.forms()
+        found = {name: response_format(form, name) for name, form in forms.items()}
         for name, value in kinds(self.structured_outputs or {}, "structured_outputs").items():
             found[f"structured_outputs.{name}"] = value
         own = {name: getattr(self, name) for name in ("grammar", "regex", "choice", "json_schema")}
         guided = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
         found |= kinds(own, "") | {f"guided_{name}": value for name, value in kinds(guided, "guided").items()}
         return checked_grammar({name: value for name, value in found.items() if value is not None}, tokenizer)
+
+    def forms(self) -> dict[str, dict[str, Any] | None]:
+        """What else stands for `response_format` in this API, by the field that it comes in."""
+        return {}

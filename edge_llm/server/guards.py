@@ -30,12 +30,16 @@ from edge_llm.server.lending import MODEL_HEADER, give_back, lent_name
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.pool import ModelPool
 from edge_llm.server.schemas import IGNORED_HEADER
+from edge_llm.server.shapes import new_id
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
-PROBE_PATHS = frozenset(("/health", "/v1/health"))
-OPEN_PATHS = frozenset(("/", *PROBE_PATHS))
-"""Paths that need no key: the page (which asks for it) and the probe of a supervisor."""
+PROBE_PATHS = frozenset(("/health", "/v1/health", "/ping"))
+OPEN_PATHS = frozenset(("/", "/docs", "/openapi.json", *PROBE_PATHS))
+"""Paths that need no key: the page (which asks for it), the documents, and the probe of a supervisor."""
 EVERY_ORIGIN = "*"
+_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+_EXPOSED = f"{IGNORED_HEADER}, {MODEL_HEADER}, x-request-id, request-id, retry-after, www-authenticate"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _USUAL_HEADERS = ("authorization", "content-type", "x-api-key", "api-key", "anthropic-version")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -87,11 +91,12 @@ class Guards:
         entry = Entry.of(scope)
         headers = Headers(scope=scope)
         allowed_origin = self._allowed_origin(headers)
-        reply = _Reply(send, scope, self._pool.metrics, None if allowed_origin is None else _cors(allowed_origin, headers))
+        cors = [] if allowed_origin is None else _cors(allowed_origin, headers)
+        reply = _Reply(send, scope, self._pool.metrics, [*_request_ids(headers), *cors])
         try:
             self._check(scope, headers, allowed_origin)
             if scope["method"] == "OPTIONS":
-                await Response(status_code=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})(scope, receive, reply.send)
+                await Response(status_code=204, headers={"Allow": _METHODS})(scope, receive, reply.send)
             else:
                 most = limits.body_bytes(self._pool.context)
                 await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
@@ -212,13 +217,13 @@ def _bounded(receive: Receive, most: int) -> Receive:
 
 
 class _Reply:
-    """The way back: what is refused is counted, and ``cors`` tell a browser which pages of others may read the answer."""
+    """The way back: what is refused is counted, and every answer gets ``headers``."""
 
-    def __init__(self, send: Send, scope: Scope, metrics: Metrics, cors: list[tuple[bytes, bytes]] | None) -> None:
+    def __init__(self, send: Send, scope: Scope, metrics: Metrics, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
         self._scope = scope
         self._metrics = metrics
-        self._cors = cors or []
+        self._headers = headers
         self.started = False
 
     async def send(self, message: Message) -> None:
@@ -227,7 +232,7 @@ class _Reply:
             Entry.of(self._scope).status = message["status"]
             if message["status"] >= 400:
                 self._metrics.count("requests_refused_total", labels=f'status="{message["status"]}"')
-            message["headers"] = [*message.get("headers", []), *self._answerer(), *self._cors]
+            message["headers"] = [*message.get("headers", []), *self._answerer(), *self._headers]
         await self._send(message)
 
     def _answerer(self) -> list[tuple[bytes, bytes]]:
@@ -236,15 +241,22 @@ class _Reply:
         return [] if name is None else [(MODEL_HEADER.encode(), shown(name).encode("ascii", "backslashreplace"))]
 
 
+def _request_ids(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The id of a request under OpenAI's and Anthropic's name: the client's own, where it is one, else one that nobody has."""
+    given = headers.get("x-request-id", "")
+    name = (given if _REQUEST_ID.fullmatch(given) else new_id("req_")).encode()
+    return [(b"x-request-id", name), (b"request-id", name)]
+
+
 def _cors(readers: str, headers: Headers) -> list[tuple[bytes, bytes]]:
-    """What a browser is told whose page is one of ``readers``: the SDKs' own headers are many, and change, so all may come."""
+    """What tells a browser that pages of ``readers`` may read the answer: the SDKs' own headers are many, so all may come."""
     wanted = [name.strip() for name in headers.get("access-control-request-headers", "").split(",")]
     named = [name for name in wanted if _HEADER_NAME.fullmatch(name)]
     return [
         (b"access-control-allow-origin", readers.encode()),
-        (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+        (b"access-control-allow-methods", _METHODS.encode()),
         (b"access-control-allow-headers", ", ".join(named or _USUAL_HEADERS).encode()),
-        (b"access-control-expose-headers", f"{IGNORED_HEADER}, {MODEL_HEADER}, retry-after, www-authenticate".encode()),
+        (b"access-control-expose-headers", _EXPOSED.encode()),
         (b"access-control-max-age", b"600"),
         (b"vary", b"origin, access-control-request-headers"),
     ]

@@ -14,7 +14,7 @@ from edge_llm.engine.request import Delta
 from edge_llm.files import shown
 from edge_llm.server import limits
 
-PROBES = frozenset(("/health", "/v1/health", "/metrics"))
+PROBES = frozenset(("/health", "/v1/health", "/ping", "/metrics"))
 """Paths that supervisors ask all the time: said only where they are refused."""
 _ENTRY = "edge_llm.entry"
 """Where a request's scope has its entry."""

@@ -33,6 +33,10 @@ PROMPTS = 128
 """Prompts of one completions request."""
 INPUTS = 2048
 """Texts of one embeddings request."""
+STORED_RESPONSES = 1000
+"""Responses that are kept for clients to go on with."""
+STORED_BYTES = 32 << 20
+"""Bytes that all of them together may have, as JSON."""
 STOP_STRINGS = 16
 STOP_CHARACTERS = 256
 TOP_LOGPROBS = 20

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from edge_llm.decoding.defaults import sampling
+from edge_llm.engine.engine import Engine
 from edge_llm.models import describe
 from edge_llm.server.host import ModelHost
 from edge_llm.server.lending import pool_of
 from edge_llm.server.pool import ModelPool, ModelStatus
+from edge_llm.talk.wish import Wish
 
 
 async def list_models(request: Request) -> JSONResponse:
     """Every name that a request may give; answers while models are loading, too."""
     pool = pool_of(request)
-    return JSONResponse({"object": "list", "data": [_entry(pool, one, name) for one in pool.models() for name in one.names]})
+    return JSONResponse(_listed(request, [_entry(pool, one, name) for one in pool.models() for name in one.names]))
 
 
 async def one_model(request: Request) -> JSONResponse:
@@ -27,7 +30,47 @@ async def one_model(request: Request) -> JSONResponse:
     found = next((one for one in pool.models() if name in one.names), None)
     if found is None:
         raise pool.unknown(name)
-    return JSONResponse(_entry(pool, found, name))
+    return JSONResponse(_shaped(request, _entry(pool, found, name)))
+
+
+def _listed(request: Request, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The list of ``entries`` in the shape of the API whose client sent ``request``."""
+    data = [_shaped(request, entry) for entry in entries]
+    if _VERSION not in request.headers:
+        return {"object": "list", "data": data}
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return {"data": data, "has_more": False, **ends}
+
+
+def _shaped(request: Request, entry: dict[str, Any]) -> dict[str, Any]:
+    """``entry`` in the same way."""
+    if _VERSION not in request.headers:
+        return entry
+    created = datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    most = entry.get("max_model_len")
+    limits = {} if most is None else {"max_input_tokens": most, "max_tokens": most}
+    return {"type": "model", "id": entry["id"], "display_name": entry["id"], "created_at": created, **limits}
+
+
+_VERSION = "anthropic-version"
+"""The header that Anthropic's clients send, and no others."""
+
+
+def capabilities(engine: Engine) -> dict[str, bool]:
+    """What can be asked of ``engine``'s model."""
+    template = engine.template
+    return {
+        "completion": True,
+        "chat": not template.is_default,
+        "tools": True,
+        "native_tools": template.shape.tools,
+        "thinking": template.shape.thinks or Wish(True).fulfilled(template.source),
+        "structured_outputs": True,
+        "logprobs": True,
+        "embeddings": True,
+        "vision": False,
+        "audio": False,
+    }
 
 
 def _entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any]:
@@ -39,7 +82,8 @@ def _entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any]:
 def _facts(host: ModelHost) -> dict[str, Any]:
     """What is known of a model that is loaded."""
     engine, entry = host.engine, dict[str, Any]()
-    entry["max_model_len"] = engine.runner.context
+    entry["max_model_len"] = entry["context_length"] = engine.runner.context
+    entry["capabilities"] = capabilities(engine)
     entry["sampling"] = {"people": sampling(engine.defaults), "clients": sampling(engine.served)}
     entry["architecture"] = {"input_modalities": ["text"], "output_modalities": ["text"]}
     entry["meta"] = {

@@ -16,6 +16,7 @@ from edge_llm.errors import (
     ModelNotFound,
     OutOfMemory,
     Overloaded,
+    ResponseNotFound,
     Unavailable,
     UsageError,
 )
@@ -27,6 +28,7 @@ _STATUS: tuple[tuple[type[EdgeLLMError], int, str], ...] = (
     (UsageError, 400, "invalid_request_error"),
     (OutOfMemory, 400, "invalid_request_error"),
     (ModelNotFound, 404, "not_found_error"),
+    (ResponseNotFound, 404, "not_found_error"),
     (Overloaded, 429, "rate_limit_error"),
     (Unavailable, 503, "unavailable_error"),
     (DeviceLost, 503, "unavailable_error"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.server.answers import Answers
@@ -61,10 +61,14 @@ class Asking(Naming, Protocol):
         """The reply in the name of ``model``, its requests ready.  Raises `UsageError`."""
 
 
-async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
-    """Answer ``request``, whose body is a ``kind``."""
+Body = TypeVar("Body", bound=Asking)
+
+
+async def answered(request: HTTPRequest, kind: type[Body], placed: Callable[[Body], Body] = lambda body: body) -> Response:
+    """Answer ``request``, whose body is a ``kind`` and is ``placed`` among what the server keeps."""
     entry = Entry.of(request.scope)
-    host, reply, entry.model, streamed, headers = await prepared(request, kind, _prepare)
+    found = await prepared(request, kind, lambda host, body: _prepare(host, placed(body)))
+    host, reply, entry.model, streamed, headers = found
     answers = Answers(host, reply.requests, entry)
     if streamed:
         medium = face_of(request.scope).medium
@@ -87,6 +91,16 @@ def _prepare(host: ModelHost, body: Asking) -> tuple[ModelHost, Reply, str, bool
     model = host.called(body.model)
     reply = body.reply(host, model)
     return host, reply, model, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
+
+
+async def counted(request: HTTPRequest, kind: type[Body], count: Callable[[ModelHost, Body], int]) -> JSONResponse:
+    """How many tokens the prompt of a ``kind`` of body has, as ``count`` counts them, in OpenAI's words."""
+
+    def found(host: ModelHost, body: Body) -> tuple[int, dict[str, str]]:
+        return count(host, body), ignored_header(body.ignored(host.engine.template.source))
+
+    tokens, headers = await prepared(request, kind, found)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens}, headers=headers)
 
 
 async def event_groups(events: Events, answers: Answers, medium: Medium = SSE) -> AsyncIterator[str]:

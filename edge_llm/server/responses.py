@@ -1,4 +1,4 @@
-"""POST /v1/responses, without state: every request brings its whole conversation, and nothing is kept."""
+"""POST /v1/responses: a request brings its conversation, or goes on with a response that is kept here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Answer, Delta
@@ -18,18 +18,20 @@ from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.customs import CustomCalls, with_inputs
+from edge_llm.server.fields import RESPONSES, Rule, refusals
+from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.items import Items, shortened
 from edge_llm.server.offers import Offer, responses_offer
 from edge_llm.server.problems import Problem
-from edge_llm.server.replies import answered
+from edge_llm.server.replies import answered, counted
 from edge_llm.server.schemas import Body, Sampling
 from edge_llm.server.shapes import new_id, stopped_by
+from edge_llm.server.stored import ResponseStore, Stored, is_reference, named
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.talk.contents import LeftOut, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages
-from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
 from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun, Thought
 from edge_llm.talk.tools import ToolUse
@@ -41,7 +43,7 @@ class TextSettings(Body):
     format: dict[str, Any] | None = None
 
 
-class ResponsesBody(Thinks, Sampling):
+class ResponsesBody(Thinks, Guided, Sampling):
     """The body of a response request."""
 
     input: str | list[dict[str, Any]]
@@ -53,14 +55,30 @@ class ResponsesBody(Thinks, Sampling):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
+    store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """auto: a conversation that is too long loses its beginning."""
+    _kept: ResponseStore = PrivateAttr(default_factory=ResponseStore)
 
-    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Sampling.cannot,
-        "background": (False,), "conversation": (), "include": ([], ["reasoning.encrypted_content"]), "max_tool_calls": (),
-        "moderation": (), "previous_response_id": (), "prompt": (), "store": (False,), "top_logprobs": (0,),
-    }  # fmt: skip
+    rules: ClassVar[Sequence[Rule]] = RESPONSES
+    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(RESPONSES)
+
+    def among(self, kept: ResponseStore) -> Self:
+        """This request, where ``kept`` has the responses that it may go on with."""
+        self._kept = kept
+        return self
+
+    def keep(self, response: dict[str, Any]) -> None:
+        """Keep what was answered, unless the client wants it forgotten."""
+        if self.store is not False:
+            self._kept.put(Stored(response, tuple(self.asked), self.previous_response_id))
+
+    @cached_property
+    def asked(self) -> list[dict[str, Any]]:
+        """The input, each item with an id, and references replaced by what they stand for.  Raises `UsageError`."""
+        given = named(self.input)
+        return [self._kept.item(one["id"], f"input[{at}]") if is_reference(one) else one for at, one in enumerate(given)]
 
     def reply(self, host: ModelHost, model: str) -> ResponsesReply:
         """What answers this request."""
@@ -71,9 +89,9 @@ class ResponsesBody(Thinks, Sampling):
         """The engine's request, and how to read its answer."""
         engine = host.engine
         params = self.params(engine.served, engine.config.vocab_size)
+        params = replace(params, think_tokens=self.think_tokens(engine.template.source))
         tools = ToolUse.of(self.offer.functions, self.offer.choice, self.parallel_tool_calls, engine)
-        wanted = response_format(self.text.format if self.text else None, "text.format")
-        params = replace(params, grammar=checked_grammar({"text.format": wanted} if wanted else {}, engine.tokenizer))
+        params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.thinking_variables(engine.template.source)
 
         def asked(messages: list[dict[str, Any]]) -> tuple[Prompt, AnswerSyntax]:
@@ -86,6 +104,9 @@ class ResponsesBody(Thinks, Sampling):
     def offer(self) -> Offer:
         """The tools that may be called.  Raises `UsageError`."""
         return responses_offer(self.tools or [], self.tool_choice)
+
+    def forms(self) -> dict[str, dict[str, Any] | None]:
+        return {"text.format": self.text.format if self.text else None}
 
     def left_out(self) -> Sequence[str]:
         self._messages(found := LeftOut())
@@ -102,11 +123,12 @@ class ResponsesBody(Thinks, Sampling):
         return self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
 
     def _messages(self, left_out: LeftOut) -> list[dict[str, Any]]:
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        if not 1 <= len(given) <= limits.MESSAGES:
-            raise UsageError(f"input takes 1 to {limits.MESSAGES} items, got `{len(given)}`", param="input")
+        if not 1 <= (1 if isinstance(self.input, str) else len(self.input)) <= limits.MESSAGES:
+            raise UsageError(f"input takes 1 to {limits.MESSAGES} items, got `{len(self.input)}`", param="input")
         said = Items(left_out)
-        for index, item in enumerate(given):
+        for item in self._kept.before(self.previous_response_id):
+            said.take(item, "previous_response_id")
+        for index, item in enumerate(self.asked):
             said.take(item, f"input[{index}]")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         return without_old_thoughts(plain_messages([*system, *said.messages], "input"))
@@ -114,7 +136,14 @@ class ResponsesBody(Thinks, Sampling):
 
 async def responses(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
-    return await answered(request, ResponsesBody)
+    kept: ResponseStore = request.app.state.responses
+    return await answered(request, ResponsesBody, lambda body: body.among(kept))
+
+
+async def input_tokens(request: Request) -> JSONResponse:
+    """How many tokens the prompt of a response would have."""
+    kept: ResponseStore = request.app.state.responses
+    return await counted(request, ResponsesBody, lambda host, body: len(body.among(kept).prompt_for(host)[0].prompt))
 
 
 @dataclass(frozen=True)
@@ -142,7 +171,9 @@ class ResponsesReply:
         cut = outcome.reason == "length"
         details = {"reason": "max_output_tokens"} if cut else None
         state = self.state("incomplete" if cut else "completed", output, outcome)
-        return state | {"incomplete_details": details, **stopped_by(outcome.finish)}
+        response = state | {"incomplete_details": details, **stopped_by(outcome.finish)}
+        self.body.keep(response)
+        return response
 
     def state(self, status: str, output: Sequence[dict[str, Any]] = (), outcome: Outcome | None = None) -> dict[str, Any]:
         """The response object in the state ``status``."""
@@ -160,9 +191,9 @@ class ResponsesReply:
             "model": self.model,
             "output": list(output),
             "parallel_tool_calls": self.body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": self.body.previous_response_id,
             "reasoning": {"effort": self.body.effort, "summary": None},
-            "store": False,
+            "store": self.body.store is not False,
             "temperature": params.temperature,
             "text": {"format": (self.body.text and self.body.text.format) or {"type": "text"}},
             "tool_choice": self.body.tool_choice or "auto",

@@ -16,6 +16,7 @@ from edge_llm.config import GenerationParams
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
+from edge_llm.server.fields import SAMPLING, Rule, refusals
 from edge_llm.strict_json import parse_object
 
 log = logging.getLogger("edge_llm.server")
@@ -52,6 +53,8 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields of the API that this server cannot honour, each with the values that ask for nothing (null always does)."""
+    rules: ClassVar[Sequence[Rule]] = ()
+    """What is known of fields that are not declared; ``cannot`` are those of them that are refused."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -128,14 +131,8 @@ def _few_biases(given: Any) -> Any:
 class Sampling(Body):
     """How tokens are chosen, in OpenAI's names and the extra ones that local servers share."""
 
-    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "bad_words": ([],), "dynatemp_range": (0,), "grammar": (), "guided_choice": (),
-        "guided_grammar": (), "guided_json": (), "guided_regex": (), "json_schema": (), "length_penalty": (1,), "lora": ([],),
-        "allowed_token_ids": (), "logprob_token_ids": (), "mirostat": (0,), "n_probs": (0,), "options": ({},),
-        "prompt_logprobs": (), "regex": (), "samplers": (), "structured_outputs": (), "truncate_prompt_tokens": (),
-        "typical_p": (1,), "use_beam_search": (False,),
-        "xtc_probability": (0,),
-    }  # fmt: skip
+    rules: ClassVar[Sequence[Rule]] = SAMPLING
+    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(SAMPLING)
 
     default_max_tokens: ClassVar[int | None] = None
 

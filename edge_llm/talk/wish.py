@@ -20,6 +20,8 @@ _AS_ALWAYS = ("auto", "adaptive", "default")
 _EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _KEYS = ("effort", "enabled", "type")
 _BUDGETS = ("budget_tokens", "max_tokens")
+_LEVEL_TOKENS = {"low": 1024, "medium": 4096}
+"""Tokens of a thought where the template knows no levels."""
 
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn thoughts on and off."""
@@ -50,6 +52,12 @@ class Wish:
             found[BUDGET] = self.budget if self.on else 0
         return found
 
+    def most_tokens(self, template: str) -> int | None:
+        """Tokens behind which a thought is closed: as asked, else by its level where ``template`` knows no levels."""
+        if self.budget is not None or self.effort is None or EFFORT in template_names(template):
+            return self.budget
+        return _LEVEL_TOKENS.get(self.effort)
+
     def fulfilled(self, template: str) -> bool:
         """Whether a model with ``template`` fulfils the wish, because a variable says so or because it always does."""
         has = template_names(template)
@@ -58,8 +66,9 @@ class Wish:
         thinks = OPEN in said or CLOSE in said or EFFORT in has
         if not self.on:
             return bool(told) or not thinks
-        by_level = self.effort in (None, "medium") or EFFORT in has
-        return (bool(told) or thinks) and by_level and (self.budget is None or BUDGET in has)
+        marked = OPEN in said or CLOSE in said or bool(told.keys() & {*SWITCHES})
+        limited = marked or BUDGET in has or self.budget is None
+        return (bool(told) or thinks) and limited and (self.effort != "high" or EFFORT in has)
 
 
 @lru_cache(maxsize=16)

@@ -103,6 +103,11 @@ class ThoughtCounter:
         self._tail = b""
         """The end of what came: as much of it as may belong to a tag."""
 
+    @property
+    def inside(self) -> bool:
+        """Whether the next token belongs to the thought."""
+        return self._inside and not self._over
+
     def push(self, token: bytes) -> None:
         """The bytes of the next token."""
         if self._over:

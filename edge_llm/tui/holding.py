@@ -13,6 +13,7 @@ from edge_llm.providers.base import Facts
 
 _NOT_SET = {
     "system": "none", "thinking": "the model decides", "seed": "a new one each time", "max_tokens": "no limit", "stop": "none",
+    "think_tokens": "no limit",
     "memory": "no limit", "tools": "on where there are any",
 }  # fmt: skip
 """What holds where nothing is set that could be written as a value."""
