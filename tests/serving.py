@@ -33,10 +33,10 @@ def hosted(service=None, engine=None, names=NAMES):
 
 
 @contextlib.contextmanager
-def serving(host, **options):
-    """Run ``host``, or a pool, on a free port in a thread; yields its address."""
+def serving(host, port=0, **options):
+    """Run ``host``, or a pool, on a free port, or on ``port``, in a thread; yields its address."""
     pool = host if isinstance(host, ModelPool) else ModelPool(host)
-    chosen = ServeOptions(port=0, drain_seconds=1.0, **options)
+    chosen = ServeOptions(port=port, drain_seconds=1.0, **options)
     listener = listen(chosen)
     server = make_server(pool, chosen)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)

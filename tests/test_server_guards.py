@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
 import json
+import re
 import resource
 import select
 import socket
@@ -16,7 +18,7 @@ from serving import HandService, client_of, hosted, serving
 from starlette.exceptions import HTTPException
 
 from edge_llm.errors import Unavailable, UsageError
-from edge_llm.server import limits
+from edge_llm.server import limits, page
 from edge_llm.server.app import API, ROUTES
 from edge_llm.server.connection import Connection
 from edge_llm.server.guards import OPEN_PATHS, Access, _bounded
@@ -480,16 +482,67 @@ def test_five_hundred_idle_connections_do_not_stop_the_next_one(many_files, open
 # ---- the page
 
 
-def test_the_page_can_run_nothing_but_its_own_script(open_client):
-    """HTTP | page | The chat page at / is one file whose content policy allows its own script alone."""
+def test_the_page_can_run_nothing_but_its_own_files(open_client):
+    """HTTP | page | The chat page at / is a folder of files whose content policy allows these alone."""
     response = open_client.get("/")
     assert response.headers["content-type"].startswith("text/html")
     policy = response.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
+    assert "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'" in policy
+    assert "require-trusted-types-for 'script'" in policy
     assert "unsafe" not in policy
     assert "http" not in policy
-    for mark in ("http://", "https://", "src=", "href=", "@import", "url(", "innerHTML", "eval("):
-        assert mark not in response.text
+    named = re.findall(r'(?:src|href)="([^"#]+)"', response.text)
+    assert {f"/{name}" for name in named} < page.PATHS
+    assert not re.search(r"<style|style=|<script>|\son\w+=", response.text)
+
+
+def test_the_page_is_made_of_its_own_files():
+    """What a file of ours imports is there; none writes HTML, runs text, or names another address."""
+    for path in (file for file in page.FOLDER.glob("*.*") if file.suffix != ".svg"):
+        text = path.read_text()
+        for name in re.findall(r'(?:from|import) "(\./[^"]+)"', text):
+            assert (page.FOLDER / name).is_file(), f"{path.name}: {name}"
+        writes = ("innerHTML", "outerHTML =", "insertAdjacentHTML", "document.write")
+        for mark in (*writes, "eval(", "new Function", "@import", "url("):
+            assert mark not in text, f"{path.name}: {mark}"
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert not addresses, f"{path.name}: {addresses}"
+        assert text.count("\n") <= 400, path.name
+
+
+def test_other_peoples_files_of_the_page_are_as_they_published_them():
+    """Each is named with version, license and checksum; its license text lies beside it."""
+    listed = (page.FOLDER / "vendor" / "README.md").read_text()
+    files = sorted(path for path in (page.FOLDER / "vendor").iterdir() if path.suffix == ".js")
+    assert len(files) == listed.count("sha256")
+    for path in files:
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in listed, path.name
+        assert (path.parent / f"{path.stem}.LICENSE").is_file()
+
+
+def test_a_file_of_the_page_is_sent_once(locked):
+    """HTTP | page | The page's files come without a key, as what they are, and again only when they have changed."""
+    client, _ = locked
+    for path in page.PATHS:
+        response = client.get(path)
+        assert response.status_code == 200, path
+        assert response.headers["cache-control"] == "no-cache"
+        assert response.headers["x-content-type-options"] == "nosniff"
+        kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "/": "text/html"}[path.rpartition(".")[2]]
+        assert response.headers["content-type"].startswith(kind)
+        tag = response.headers["etag"]
+        for known in (tag, f"W/{tag}", f'"x", {tag}'):
+            again = client.get(path, headers={"If-None-Match": known})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert client.get(path, headers={"If-None-Match": '"x"'}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/web", "/web/vendor", "/web/nothing.js", "/web/vendor/README.md", "/web/../page.py", "/web/%2e%2e/page.py"]
+)
+def test_there_is_nothing_else_below_the_page(open_client, locked, path):
+    assert open_client.get(path).status_code == 404
+    assert locked[0].get(path).status_code == 401
 
 
 # ---- listening

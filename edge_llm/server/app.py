@@ -50,6 +50,7 @@ API = [
 
 ROUTES = [
     Route("/", page),
+    Route("/web/{name:path}", page),
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),
     Route("/metrics", metrics),

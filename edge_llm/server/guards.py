@@ -28,13 +28,14 @@ from edge_llm.server.faces import error_response
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import MODEL_HEADER, give_back, lent_name
 from edge_llm.server.metrics import Metrics
+from edge_llm.server.page import PATHS as PAGE_PATHS
 from edge_llm.server.pool import ModelPool
 from edge_llm.server.schemas import IGNORED_HEADER
 from edge_llm.server.shapes import new_id
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 PROBE_PATHS = frozenset(("/health", "/v1/health", "/ping"))
-OPEN_PATHS = frozenset(("/", "/docs", "/openapi.json", *PROBE_PATHS))
+OPEN_PATHS = PAGE_PATHS | PROBE_PATHS | {"/docs", "/openapi.json"}
 """Paths that need no key: the page (which asks for it), the documents, and the probe of a supervisor."""
 EVERY_ORIGIN = "*"
 _METHODS = "GET, HEAD, POST, DELETE, OPTIONS"

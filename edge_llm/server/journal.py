@@ -16,6 +16,8 @@ from edge_llm.server import limits
 
 PROBES = frozenset(("/health", "/v1/health", "/ping", "/metrics"))
 """Paths that supervisors ask all the time: said only where they are refused."""
+PAGE_FILES = "/web/"
+"""Below it are the chat page's files, which a browser asks for by the dozen."""
 _ENTRY = "edge_llm.entry"
 """Where a request's scope has its entry."""
 LEFT = 499
@@ -63,8 +65,9 @@ class Entry:
 
     @property
     def is_probe(self) -> bool:
-        """A supervisor asked, and was answered."""
-        return self.status in (200, 503) and self._path in PROBES and self._method in ("GET", "HEAD")
+        """A supervisor asked, or a browser for a file of the page, and was answered."""
+        asked = self._path in PROBES or self._path.startswith(PAGE_FILES)
+        return asked and self.status in (200, 304, 503) and self._method in ("GET", "HEAD")
 
     def line(self) -> str:
         """Time, method, path, status, model, tokens, seconds; what a client sent cannot move the cursor."""

@@ -1,0 +1,84 @@
+// The models that the server has, which of them is loaded, and how each samples.
+import {Problem, json} from "./api.js";
+import {bytes, dress, h, icon, kept, number} from "./dom.js";
+import {openMenu} from "./widgets.js";
+
+export const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
+const WORDS = {loaded: "Loaded", loading: "Loading", unloaded: "Loads with the first question", sleeping: "Loads with the first question", downloading: "Downloading", failed: "Cannot be loaded"};
+
+export class Models extends EventTarget {
+  list = [];
+  #asking = null;
+
+  /** Ask the server for its list; raises `Problem`. */
+  refresh() {
+    this.#asking ??= json("v1/models").then(found => {
+      this.list = found.data;
+      this.dispatchEvent(new Event("change"));
+    }).finally(() => { this.#asking = null; });
+    return this.#asking;
+  }
+
+  get whole() { return this.list.length > 0; }
+  get loading() { return this.list.some(model => stateOf(model) === "loading"); }
+
+  /** The model that `chat` talks to, as far as is known now. */
+  of(chat) {
+    const named = name => this.list.find(model => model.id === name);
+    return named(chat?.model) ?? named(kept.read("model")) ?? this.list.find(model => stateOf(model) === "loaded") ?? this.list[0];
+  }
+
+  /** The same; asks the server where nothing is known yet, or a model that loaded may be there by now. */
+  async chosen(chat) {
+    if (!this.whole || !this.of(chat).sampling) await this.refresh();
+    if (!this.whole) throw new Problem("The server has no model. `edge-llm import` brings one.");
+    return this.of(chat);
+  }
+
+  /** What a request for `chat` says of sampling: as people like it, where that is not what clients get; then what was set. */
+  sampling(model, chat) {
+    const {people = {}, clients = {}} = model.sampling ?? {}, found = {}, own = chat.sampling ?? {};
+    for (const [name, value] of Object.entries(people)) if (JSON.stringify(value) !== JSON.stringify(clients[name])) found[name] = value;
+    Object.assign(found, own);
+    if (own.temperature === 0) delete found.dry_multiplier;  // greedy is the model's own words
+    if (chat.thinking) found.reasoning_effort = chat.thinking;
+    return found;
+  }
+}
+
+export const stateOf = model => (typeof model.status === "string" ? model.status : model.status?.value) ?? "loaded";
+export const contextOf = model => model?.max_model_len ?? model?.meta?.n_ctx ?? null;
+
+/** "2.3 M parameters", "8.3 bits per weight", "1,024 tokens of context", as far as they are known. */
+export function factsOf(model) {
+  const {n_params: count, bits_per_weight: bits, size} = model?.meta ?? {}, context = contextOf(model);
+  return [
+    count && `${count >= 1e9 ? `${(count / 1e9).toFixed(1)} B` : `${Math.max(1, Math.round(count / 1e6))} M`} parameters`,
+    size && `${bytes(size)}${bits ? ` at ${bits.toFixed(1)} bits` : ""}`, context && `${number(context)} tokens of context`,
+  ].filter(Boolean);
+}
+
+const dot = model => h("i", {class: `dot ${stateOf(model)}`, "aria-hidden": "true"});
+
+/** Shows the model of `chat` on the button in the header. */
+export function showModel(button, models, chat) {
+  const model = models.of(chat);
+  if (!model) { dress(button, "chevron", "No model yet", "No model yet"); return; }
+  const progress = model.status?.progress?.fraction;
+  const state = WORDS[stateOf(model)] ?? stateOf(model);
+  button.replaceChildren(dot(model), h("span", {text: model.id}), ...(progress ? [h("small", {text: `${Math.round(progress * 100)} %`})] : []), icon("chevron"));
+  button.setAttribute("aria-label", `Model: ${model.id}. ${state}`);
+  button.title = `${model.id}: ${state}`;
+}
+
+/** The menu of models; `choose(id)` is called for the one that is chosen. */
+export function openModels(button, models, chat, choose) {
+  models.refresh().catch(() => {});
+  const here = models.of(chat);
+  const items = models.list.map(model => ({
+    label: model.id, detail: [WORDS[stateOf(model)] ?? stateOf(model), ...factsOf(model)].join(" · "), checked: model === here, state: dot(model),
+    disabled: stateOf(model) === "failed", on: () => choose(model.id),
+  }));
+  if (!items.length) items.push({label: "No models", detail: "The server does not answer, or has none", disabled: true, on: () => {}});
+  openMenu(button, items, "Models");
+}
