@@ -40,8 +40,8 @@ export class Answers {
       this.#fail(run, error);
     }
     delete message.figures?.stopped;
-    this.#runs.delete(chat.id);
     await this.#save(run);
+    this.#runs.delete(chat.id);
     this.ended(chat, message);
   }
 

@@ -19,6 +19,7 @@ export class Conversation {
   follows = true;
   #turns = new Map();
   #tree = treeOf([]);
+  #added = 0;  // how often messages of this page's own came to be
 
   /** `told`: listed(), opened(), busy(), typedInto(text). */
   constructor(store, answers, models, told) {
@@ -50,10 +51,16 @@ export class Conversation {
     this.told.opened();
   }
 
+  /** Read all messages; the one that is written here is known better than the store does, and what came meanwhile is read again. */
   async #read() {
-    const own = this.answers.of(this.chat.id)?.message, {id} = this.chat;
-    const found = await this.store.messages(id);
-    if (this.chat.id !== id) return;
+    const {id} = this.chat;
+    let found, before;
+    do {
+      before = this.#added;
+      found = await this.store.messages(id);
+      if (this.chat.id !== id) return;
+    } while (this.#added !== before);
+    const own = this.answers.of(id)?.message;
     this.messages = found.map(message => (message.id === own?.id ? own : message));
     this.#tree = treeOf(this.messages);
     for (const message of this.messages) if (["waiting", "writing"].includes(message.state) && message !== own) this.#askWhoWrites(message);
@@ -64,7 +71,8 @@ export class Conversation {
     const heard = event => { if (event.message === message.id) clearTimeout(timer); };
     const timer = setTimeout(async () => {
       this.store.removeEventListener("mine", heard);
-      if (this.answers.writes(message.id)) return;
+      const stored = await this.store.message(message.id);
+      if (this.answers.writes(message.id) || !["waiting", "writing"].includes(stored?.state)) return;
       message.state = "broken";
       await this.store.save(null, message);
       this.draw();
@@ -177,7 +185,8 @@ export class Conversation {
 
   #add(messages) {
     delete this.chat.$new;
-    this.messages.push(...messages.filter(message => !this.messages.includes(message)));
+    this.#added += 1;
+    this.messages = [...this.messages.filter(old => !messages.some(message => message.id === old.id)), ...messages];
     this.#tree = treeOf(this.messages);
   }
 

@@ -62,6 +62,7 @@ export class Store extends EventTarget {
 
   chats() { return this.#shelf.all("chats"); }
   chat(id) { return this.#shelf.get("chats", id); }
+  message(id) { return this.#shelf.get("messages", id); }
   messages(chat) { return chat === undefined ? this.#shelf.all("messages") : this.#shelf.of(chat); }
   tell(kind, more) { this.#radio?.postMessage({kind, ...more}); }
 
