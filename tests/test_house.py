@@ -28,7 +28,7 @@ FLOORS = {
     "edge_llm.ascend.devices": 10, "edge_llm.runner": 10,
     "edge_llm.engine": 11, "edge_llm.convert": 11,
     "edge_llm.opening": 12, "edge_llm.talk": 12, "edge_llm.ascend.export": 12,
-    "edge_llm.llm": 13, "edge_llm.bench": 13, "edge_llm.server": 13, "edge_llm.providers": 13,
+    "edge_llm.llm": 13, "edge_llm.bench": 13, "edge_llm.server": 13, "edge_llm.providers": 13, "edge_llm.export": 13,
     "edge_llm.tui": 14,
     "edge_llm.cli": 15,
     "app": 16,

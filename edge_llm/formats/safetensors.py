@@ -215,7 +215,7 @@ def safetensors_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> b
     header: dict[str, object] = {}
     offset = 0
     for name, dtype, shape in tensors:
-        end = offset + math.prod(shape) * _FLOATS[dtype].itemsize
+        end = offset + math.prod(shape) * _BITS[dtype] // 8
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
