@@ -7,6 +7,7 @@ python assets/conformance.py --write    write docs/conformance.md
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,16 +55,39 @@ complete, it would have ended there, and a new word would break clients that kno
 "repetition"`: in the choice, in Anthropic's message or `message_delta.delta`, in the response. `loop_guard: false` turns that
 off; so do a grammar, a forced form of the answer, and `ignore_eos`.
 
-| client | endpoint | what holds | test |
+llama.cpp's own paths (`/completion`, `/infill`, `/slots`, and what stands here without /v1) answer in its shape and words.
+`/completions` without /v1 is its completion, too; a body that names a `model`, as OpenAI's clients must, and has no field that
+is llama.cpp's alone gets OpenAI's. Documents are ranked (`/v1/rerank`) by the cosine of their embeddings to the query's: there
+is no model made for ranking here. Gaps (`/infill`) need a model whose tokenizer has tokens for them.
+
+"""
+TABLE = """| client | endpoint | what holds | test |
 |---|---|---|---|
 """
+LLAMA_CPP = ROOT / "tests" / "llama_cpp" / "results.json"
 
 
 def conformance_page() -> str:
     """The whole page."""
-    return HEAD + "".join(
+    return HEAD + _llama_cpp() + TABLE + "".join(
         f"| {client} | {endpoint} | {claim} | `{test}` |\n" for client, endpoint, claim, test in sorted(_rows())
     )
+
+
+def _llama_cpp() -> str:
+    """How many of llama.cpp's own tests pass, and why the others do not, as `tests/llama_cpp/run.py` found."""
+    if not LLAMA_CPP.exists():
+        return ""
+    found = json.loads(LLAMA_CPP.read_text())
+    reasons = sorted(found["others"].items(), key=lambda item: (-item[1], item[0]))
+    passed, total, package = len(found["passed"]), found["total"], found["package"]
+    head = (
+        f"{passed} of llama.cpp's {total} own server tests pass: those of {package} that are not slow, unmodified,\n"
+        "with stories260k in place of every model. `python tests/llama_cpp/run.py` runs them and says which are lost.\n"
+        "The others:\n\n| reason | tests |\n|---|---:|\n"
+    )
+    return head + "".join(f"| {reason} | {count} |\n" for reason, count in reasons) + "\n"
+
 
 
 def _rows() -> Iterator[tuple[str, str, str, str]]:

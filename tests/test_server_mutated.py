@@ -75,12 +75,23 @@ BODIES = [
         ],
     }),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}], "system": "Be short."}),
+    ("/v1/responses/input_tokens", {"input": "hi", "instructions": "Be short."}),
+    ("/ping", {}),
+    ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}),
+    ("/v1/rerank", {"query": "a cat", "documents": ["a dog", "a tree"], "top_n": 1, "return_documents": True}),
+    ("/completion", {"prompt": [5, "two", 6], "n_predict": 2, "n_probs": 2, "logit_bias": [["x", False], [5, 1.5]],
+                     "response_fields": ["content", "generation_settings/seed"], "return_tokens": True}),
+    ("/completion", {"prompt": ["one", {"prompt_string": "two"}, [7]], "n_predict": 2, "stream": True, "return_progress": True,
+                     "cache_prompt": True, "id_slot": 0, "json_schema": SCHEMA}),
+    ("/completions", {"prompt": "one", "model": "builtin", "max_tokens": 2}),
+    ("/infill", {"input_prefix": "def f(", "input_suffix": "return 1", "input_extra": [{"filename": "x", "text": "y"}]}),
     ("/tokenize", {"content": "one two", "add_special": True, "with_pieces": True}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
     ("/apply-template", {"messages": CHAT["messages"], "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": True}}),
     *((path, body | {LIMITS[path]: 1}) for path, body, _ in (history(4) for history in AGENTS.values())),
 ]  # fmt: skip
+NOT_THIS_MODEL = {"/infill"}
 JUNK = [
     None, True, False, 0, 1, -1, 5, 2**31, 2**63, 2**64, 2**70, -(2**63), 0.5, -1e300,
     "", "x", "auto", "none", "low", "\x00", "é\U0001f600",
@@ -150,11 +161,12 @@ def answered_or_refused(client, path, body):
 
 def test_every_endpoint_has_a_valid_body_here(client):
     posts = {"/v1" + route.path for route in API if "POST" in route.methods}
-    posts |= {route.path for route in ROUTES if "POST" in getattr(route, "methods", ())} - {route.path for route in API}
+    own = [route for route in ROUTES if route not in API and "POST" in getattr(route, "methods", ())]
+    posts |= {route.path for route in own if not route.param_convertors}
     assert {path for path, _ in BODIES} == posts
     for path, body in BODIES:
         response = client.post(path, json=body)
-        assert response.status_code == 200, (path, response.text)
+        assert response.status_code == (400 if path in NOT_THIS_MODEL else 200), (path, response.text)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -10,6 +10,8 @@ import openai
 import pytest
 from serving import HandService, client_of, hosted, serving
 
+from edge_llm.server.guards import Access
+
 PAGE = "https://chat.example"
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -73,7 +75,7 @@ def test_a_page_may_send_the_headers_of_the_official_clients(listed):
     assert {"x-stainless-lang", "openai-organization", "anthropic-beta", "authorization"} <= wanted
     question = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": ",".join(wanted)}
     answer = listed.options("/v1/chat/completions", headers=question)
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (204, PAGE)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
     assert set(answer.headers["access-control-allow-headers"].split(", ")) == wanted
     assert "POST" in answer.headers["access-control-allow-methods"]
     assert "x-edge-llm-ignored" in answer.headers["access-control-expose-headers"]
@@ -96,6 +98,18 @@ def test_only_listed_pages_are_answered(listed, origin, readers):
     assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (200 if readers else 403, readers)
 
 
+@pytest.mark.parametrize(
+    ("origin", "good"),
+    [
+        ("http://localhost", True), ("http://127.0.0.1:3000", True), ("https://[::1]:8080", True),
+        ("http://localhost.evil.com", False), ("http://notlocalhost", False), ("http://localhost:1@evil.com", False),
+    ],
+)  # fmt: skip
+def test_localhost_is_every_port_of_this_machine(origin, good):
+    """llama.cpp | all | `--allow-origin localhost` lets pages of this machine in, whatever their port, and no other."""
+    assert Access(origins=frozenset({"localhost"})).readers(origin) == (origin if good else None)
+
+
 @pytest.mark.parametrize("origin", [PAGE, "https://other.example", "null", "chrome-extension://abc"])
 def test_a_star_is_every_page(everyone, origin):
     """HTTP | all | `--allow-origin '*'` lets every page in; names in the Host header are checked all the same."""
@@ -104,7 +118,7 @@ def test_a_star_is_every_page(everyone, origin):
         everyone.options("/v1/models", headers={"Origin": origin, "Access-Control-Request-Headers": "x-stainless-os"}),
         everyone.post("/v1/chat/completions", json=body, headers={"Origin": origin, "Sec-Fetch-Site": "cross-site"}),
     ):
-        assert answer.status_code in (200, 204)
+        assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "*"
         assert "access-control-allow-credentials" not in answer.headers
     assert everyone.get("/version", headers={"Origin": origin, "Host": "evil.com"}).status_code == 403

@@ -12,8 +12,11 @@ from edge_llm.cli import process
 from edge_llm.cli.here import model_here, no_store_option, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import parallel_option, runtime_config, runtime_options, shared
+from edge_llm.cli.served import Answering, answer_options
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import ANY_MODEL, Real, Whole
+
+_ORIGIN_HELP = "Origin of a web page that may use this server; * is every one, localhost any port of this machine."
 
 
 @click.command("serve")
@@ -26,12 +29,13 @@ from edge_llm.cli.values import ANY_MODEL, Real, Whole
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--strict-models", is_flag=True, help="Refuse requests for a model of another name; default: MODEL answers them.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
-@click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
+@click.option("--allow-origin", "origins", multiple=True, help=_ORIGIN_HELP)
 @parallel_option
 @click.option("--queue", type=Whole(1, 4096), default=256, show_default=True, help="Requests that may wait.")
 @click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
+@answer_options
 @click.option("-q", "--quiet", is_flag=True, help="Do not print a line for each request.")
 @shared("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
 @runtime_options
@@ -68,8 +72,8 @@ def serve_command(
     from edge_llm.server.running import listed
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
-    keys = api_keys(options)
-    chosen = ServeOptions(keys=keys, drain_seconds=drain, **options)
+    answering = Answering.of(options)
+    chosen = ServeOptions(keys=api_keys(options), drain_seconds=drain, **options)
     model = model_here(model, yes=yes, store=not no_store)
     folder = find_bundle(model)
     name = BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name
@@ -77,7 +81,7 @@ def serve_command(
     place = listener.getsockname()
 
     def load(progress: StageProgress) -> tuple[Engine, Service]:
-        engine = load_engine(model, runtime, progress)
+        engine = answering.told(load_engine(model, runtime, progress))
         engine.batcher.prepare(progress)
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
 
@@ -93,7 +97,7 @@ def serve_command(
             note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
 
         pool = ModelPool(ModelHost(names), strict=strict_models, journal=journal)
-        serve(pool, listener, chosen, load, begin, say_what_is_awaited)
+        serve(answering.show(pool), listener, chosen, load, begin, say_what_is_awaited)
 
 
 def _url(place: tuple[Any, ...]) -> str:

@@ -113,6 +113,10 @@ class Batcher:
         self._ended: deque[tuple[Work, Item]] = deque()  # ends that the caller of `step` has not got yet
         self.preempted = 0
         """Times that work gave its pages back before it was done."""
+        self.steps = 0
+        """Steps that computed something."""
+        self.step_works = 0
+        """Pieces of work in all of these steps."""
 
     @property
     def runner(self) -> Runner[Any]:
@@ -172,6 +176,8 @@ class Batcher:
         self._admit()
         step = self._next_step()
         yield from self._tell()
+        self.steps += bool(step)
+        self.step_works += len(step)
         left = deque((work, segment, segment.sequence.length) for work, segment in step)
         try:
             for outcome in self._run(step, interrupted) if step else ():

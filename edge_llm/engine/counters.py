@@ -20,6 +20,8 @@ class Counters:
     """Tokens that a drafter guessed."""
     accepted_tokens: int = 0
     """Guesses that were right."""
+    drafts: int = 0
+    """Times that a drafter guessed."""
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request begins."""

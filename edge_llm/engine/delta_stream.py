@@ -37,6 +37,11 @@ class Answering(Protocol):
         ...
 
     @property
+    def progress(self) -> PromptProgress:
+        """How much of the prompt is computed; any thread may look at any time."""
+        ...
+
+    @property
     def prompt_done(self) -> tuple[int, int]:
         """Tokens of the prompt that are computed, cached ones included, and all of them; any thread may ask at any time."""
         ...

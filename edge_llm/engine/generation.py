@@ -108,7 +108,7 @@ class Generation:
         self.sequence = memory.open(self.known) if self._scoring is None else memory.open()
         self._reached(self.sequence.length)
         if self._cached_tokens is None:
-            self._cached_tokens = self.sequence.length
+            self._cached_tokens = self.progress.cached = self.sequence.length
             self._counters.begin(len(self.request.prompt), self._cached_tokens)
 
     def segment(self, most: int) -> Segment[Any]:
@@ -146,6 +146,7 @@ class Generation:
         self._reached(len(self.request.prompt))
         self._drafted += len(self._guesses)
         self._counters.drafted_tokens += len(self._guesses)
+        self._counters.drafts += bool(self._guesses)
         right = 0
         for row, guess in zip(logits, [*self._guesses, None], strict=True):
             token, best = self._choose(row)

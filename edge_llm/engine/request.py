@@ -42,6 +42,8 @@ class PromptProgress:
     total: int
     done: int = 0
     """Cached tokens are among them.  It falls only when a request gives its pages back and begins again."""
+    cached: int | None = None
+    """Tokens whose keys and values were there when the request began; None until then."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 from edge_llm.engine.contract import Service
 from edge_llm.engine.delta_stream import Answering
 from edge_llm.engine.engine import collect
-from edge_llm.engine.request import Answer, Delta, Request
+from edge_llm.engine.request import Answer, Delta, PromptProgress, Request
 from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
@@ -24,7 +24,13 @@ class Answers:
     Every answer is followed to its end, whoever looks, so that each is counted exactly once.
     """
 
-    def __init__(self, host: ModelHost, requests: Sequence[Request], entry: Entry | None = None) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        requests: Sequence[Request],
+        entry: Entry | None = None,
+        silence: float = limits.KEEP_ALIVE_SECONDS,
+    ) -> None:
         self.entry = entry or Entry("-", "-")
         """Is told how many tokens there are."""
         self.entry.prompt_tokens = sum(map(len, {request.prompt for request in requests}))
@@ -35,7 +41,7 @@ class Answers:
         self._trouble: BaseException | None = None
         """What the next look raises."""
         self._news = asyncio.Event()
-        self._silence = Alarm(limits.KEEP_ALIVE_SECONDS, self._news.set)
+        self._silence = Alarm(silence, self._news.set)
         for index, answering in enumerate(self._answerings):
             answering.follow(partial(self._take, index, Stopwatch(host.metrics)))
 
@@ -43,6 +49,11 @@ class Answers:
     def ended(self) -> bool:
         """Whether all have been looked at to their ends."""
         return not self._open
+
+    @property
+    def progress(self) -> PromptProgress:
+        """How much of the first prompt is read."""
+        return self._answerings[0].progress
 
     def cancel(self) -> None:
         """Stop all that have not ended."""

@@ -15,6 +15,8 @@ from edge_llm.server.embeddings import EmbeddingBody, embeddings
 from edge_llm.server.faces import on_error, on_unknown_route
 from edge_llm.server.guards import Access, Guards
 from edge_llm.server.kept import input_items, kept_response
+from edge_llm.server.llama_completions import InfillBody, NativeBody, either_completion, infill, native_completion
+from edge_llm.server.llama_cpp import RerankBody, llama_models, rerank, slot_action, slots
 from edge_llm.server.models import list_models, one_model
 from edge_llm.server.openapi import Bodies, docs, openapi
 from edge_llm.server.page import page
@@ -34,9 +36,10 @@ from edge_llm.server.text import (
 
 API = [
     Route("/chat/completions", chat_completions, methods=["POST"]),
+    Route("/chat/completions/input_tokens", chat_tokens, methods=["POST"]),
     Route("/completions", completions, methods=["POST"]),
     Route("/embeddings", embeddings, methods=["POST"]),
-    Route("/chat/completions/input_tokens", chat_tokens, methods=["POST"]),
+    Route("/rerank", rerank, methods=["POST"]),
     Route("/responses", responses, methods=["POST"]),
     Route("/responses/input_tokens", input_tokens, methods=["POST"]),
     Route("/responses/{id}", kept_response, methods=["GET", "DELETE"]),
@@ -47,6 +50,16 @@ API = [
     Route("/models/{name:path}", one_model),
 ]
 """Below /v1, and without it for clients whose base address lacks it."""
+
+LLAMA_CPP = [
+    Route("/completion", native_completion, methods=["POST"]),
+    Route("/completions", either_completion(CompletionBody), methods=["POST"]),
+    Route("/infill", infill, methods=["POST"]),
+    Route("/models", llama_models),
+    Route("/slots", slots),
+    Route("/slots/{id:int}", slot_action, methods=["POST"]),
+]
+"""llama.cpp's own, before those of `API` that have the same path without /v1."""
 
 ROUTES = [
     Route("/", page),
@@ -63,11 +76,13 @@ ROUTES = [
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/apply-template", apply_template, methods=["POST"]),
     Mount("/v1", app=Router([Route("/health", health), *API], redirect_slashes=False)),
+    *LLAMA_CPP,
     *API,
 ]
 
 BODIES: Bodies = {
     chat_completions: ChatBody, chat_tokens: ChatBody, completions: CompletionBody, embeddings: EmbeddingBody,
+    rerank: RerankBody, native_completion: NativeBody, infill: InfillBody,
     responses: ResponsesBody, input_tokens: ResponsesBody, messages: MessagesBody, count_tokens: CountBody,
     tokenize: TokenizeBody, detokenize: DetokenizeBody, apply_template: TemplateBody,
 }  # fmt: skip

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
-from edge_llm.engine.request import Answer, Delta, Finish
+from edge_llm.engine.request import Answer, Delta, Finish, PromptProgress
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
@@ -21,8 +21,10 @@ from edge_llm.server.customs import CustomCalls, CustomInput, with_inputs
 from edge_llm.server.fields import CHAT, Rule, refusals
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
+from edge_llm.server.llama_settings import verbose_fields
 from edge_llm.server.logprobs import chat_logprobs, prompt_logprobs
 from edge_llm.server.problems import Problem
+from edge_llm.server.progress import ProgressTeller
 from edge_llm.server.replies import answered, counted
 from edge_llm.server.schemas import Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, new_id, openai_usage, shown_tokens, stopped_by, timings
@@ -43,13 +45,19 @@ class ChatBody(Conversation, Streaming, Guided):
     continue_final_message: bool | None = None
     echo: bool | None = None
     """vLLM's: whether a message that is continued comes back as a whole."""
+    return_progress: bool | None = None
+    """llama.cpp's: tell how much of the prompt is read."""
+    verbose: bool | None = None
+    """llama.cpp's: show the prompt."""
 
     rules: ClassVar[Sequence[Rule]] = CHAT
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(CHAT)
 
     def reply(self, host: ModelHost, model: str) -> ChatReply:
         """What answers this request."""
-        return ChatReply(model, self, *self.prompts(host), self.begun)
+        prompts, syntax = self.prompts(host)
+        shown = verbose_fields(host.engine, prompts[0]) if self.verbose or host.verbose else {}
+        return ChatReply(model, self, prompts, syntax, self.begun, shown)
 
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], AnswerSyntax]:
         """One engine request per choice, and how to read the answers."""
@@ -95,6 +103,8 @@ class ChatReply:
     syntax: AnswerSyntax
     begun: str
     """What stands before the content of every choice."""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """What is told of the prompt beside the answer."""
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -119,6 +129,7 @@ class ChatReply:
             "timings": timings(answers[0].finish),
             **self.prompt_ids(),
             **({} if self.body.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(answers[0].prompt_logprobs)}),
+            **self.shown,
         }
 
     def prompt_ids(self) -> dict[str, Any]:
@@ -149,11 +160,14 @@ class ChatReply:
     def last_chunk(self, index: int, finish: Finish, reason: str) -> dict[str, Any]:
         """The end of choice ``index``."""
         more = stopped_by(finish) | self.token_ids((), finish)
-        return self.chunk(index, {}, finish_reason=reason, **more) | {"timings": timings(finish)}
+        return self.chunk(index, {}, finish_reason=reason, **more) | {"timings": timings(finish), **self.shown}
 
     def usage_chunk(self, finishes: Sequence[Finish], thought: int) -> dict[str, Any]:
         """The chunk without choices that ends a stream whose client asked for the usage."""
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": openai_usage(finishes, thought=thought)}
+        return {**self._head("chat.completion.chunk"), "choices": []} | {
+            "usage": openai_usage(finishes, thought=thought),
+            "timings": timings(finishes[0]),
+        }
 
     def _choice(self, index: int, answer: Answer, outcome: Outcome) -> dict[str, Any]:
         return {
@@ -213,11 +227,18 @@ class _Events:
         self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.body.wants_running_usage)
         self._finishes: dict[int, Finish] = {}
         self._texts: dict[tuple[int, type[Said | Thought]], TextEvent] = {}
+        self.teller = ProgressTeller(wanted=bool(reply.body.return_progress))
 
     def opening(self) -> Iterator[str]:
         for index in range(len(self._readers)):
-            begun = self._reply.chunk(index, {"role": "assistant", "content": self._reply.begun})
+            said = {"content": self._reply.begun} if self._reply.begun else {}
+            begun = self._reply.chunk(index, {"role": "assistant"} | said)
             yield event(begun | self._usage.field() | ({} if index else self._reply.prompt_ids()))
+
+    def reading(self, progress: PromptProgress) -> Iterator[str]:
+        """What is told of the prompt while it is read."""
+        for news in self.teller.news(progress):
+            yield event(self._reply.chunk(0, {}) | news)
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
         self._usage.see(index, delta)

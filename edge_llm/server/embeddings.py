@@ -13,13 +13,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.fields import EMBEDDINGS, Rule
 from edge_llm.server.host import ModelHost
-from edge_llm.server.inputs import Texts, token_lists
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import pool_of, prepared
+from edge_llm.server.prompt_shapes import prompts_of
 from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 
@@ -27,7 +28,7 @@ from edge_llm.server.stream import until_disconnect
 class EmbeddingBody(Body):
     """The body of an embeddings request."""
 
-    input: Texts
+    input: Any
     model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -45,6 +46,7 @@ async def embeddings(request: Request) -> Response:
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
+    host.metrics.count("embedded_tokens_total", tokens)
     head = {"object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return await pool_of(request).workshop.reply(
         request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers
@@ -68,9 +70,13 @@ def _prepare(host: ModelHost, body: EmbeddingBody) -> tuple[ModelHost, Embedding
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
     if body.input is None:
         raise UsageError("input is missing; give a text or a list of texts", param="input")
-    tokenizer = host.engine.tokenizer
-    encode = partial(tokenizer.encode, add_bos=tokenizer.add_bos, most=host.engine.runner.context)
-    return host, body, token_lists(host, body.input, "input", limits.INPUTS, encode), ignored_header(body.ignored())
+    prompts = prompts_of(host, body.input, "input", limits.INPUTS, partial(_tokens, engine))
+    return host, body, prompts, ignored_header(body.ignored())
+
+
+def _tokens(engine: Engine, text: str, begins: bool) -> list[int]:
+    tokenizer = engine.tokenizer
+    return tokenizer.encode(text, add_bos=begins and tokenizer.add_bos, most=engine.runner.context)
 
 
 def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:

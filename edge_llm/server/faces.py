@@ -30,14 +30,15 @@ class Face:
     """How a stream is written."""
 
 
-OPENAI = Face(("/",), Problem.openai)
+OPENAI = Face(("/v1/",), Problem.openai)
+LLAMA_CPP = Face(("/",), Problem.llama_cpp)
 ANTHROPIC = Face(("/v1/messages", "/messages"), Problem.anthropic)
 OLLAMA = Face(("/api/",), Problem.ollama, NDJSON)
-_FACES = (ANTHROPIC, OLLAMA, OPENAI)
+_FACES = (ANTHROPIC, OLLAMA, OPENAI, LLAMA_CPP)
 
 
 def face_of(scope: Scope) -> Face:
-    """The API that the client of ``scope`` speaks, by its path; OpenAI's, too, where a path is nobody's."""
+    """The API that the client of ``scope`` speaks, by its path; llama.cpp's, too, where a path is nobody's."""
     path = scope["path"]
     return next(face for face in _FACES if path.startswith(face.below))
 

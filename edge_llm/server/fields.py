@@ -103,6 +103,11 @@ MESSAGES = (
     hint("service_tier", _LOCAL), hint("speed", _LOCAL),
 )  # fmt: skip
 
+LLAMA_CPP = (
+    *SAMPLING, refused("n_indent", 0), refused("t_max_predict_ms", 0, -1), refused("t_max_prompt_ms", 0, -1),
+    hint("n_keep", "the context does not shift"), hint("n_cache_reuse", _CACHED),
+)  # fmt: skip
+
 EMBEDDINGS = (hint("user", _LOCAL),)
 
 NOTES: Mapping[str, str] = {

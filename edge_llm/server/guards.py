@@ -41,6 +41,9 @@ EVERY_ORIGIN = "*"
 _METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _EXPOSED = f"{IGNORED_HEADER}, {MODEL_HEADER}, x-request-id, request-id, retry-after, www-authenticate"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+THIS_MACHINE = "localhost"
+"""Pages of any port of this machine."""
+_OF_THIS_MACHINE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _USUAL_HEADERS = ("authorization", "content-type", "x-api-key", "api-key", "anthropic-version")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -56,7 +59,7 @@ class Access:
     hosts: frozenset[str] = LOOPBACK_NAMES
     """Names in the Host header, without port, in lower case."""
     origins: frozenset[str] = frozenset()
-    """Other origins whose pages may read answers, as ``https://name:port``; ``*`` is every origin."""
+    """Other origins whose pages may read answers, as ``https://name:port``; ``*`` is every origin, ``localhost`` those here."""
 
     def knows_key(self, given: str | None) -> bool:
         """Whether ``given`` is one of the keys; the time it takes says nothing about them."""
@@ -68,6 +71,8 @@ class Access:
         """The origin that may read answers to a page of ``origin``: `*`, that origin itself, or None."""
         if EVERY_ORIGIN in self.origins:
             return EVERY_ORIGIN
+        if THIS_MACHINE in self.origins and _OF_THIS_MACHINE.fullmatch(origin):
+            return origin
         return origin if origin in {one.rstrip("/").lower() for one in self.origins} else None
 
 
@@ -97,7 +102,7 @@ class Guards:
         try:
             self._check(scope, headers, allowed_origin)
             if scope["method"] == "OPTIONS":
-                await Response(status_code=204, headers={"Allow": _METHODS})(scope, receive, reply.send)
+                await Response(headers={"Allow": _METHODS})(scope, receive, reply.send)
             else:
                 most = limits.body_bytes(self._pool.context)
                 await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
@@ -254,10 +259,10 @@ def _cors(readers: str, headers: Headers) -> list[tuple[bytes, bytes]]:
     wanted = [name.strip() for name in headers.get("access-control-request-headers", "").split(",")]
     named = [name for name in wanted if _HEADER_NAME.fullmatch(name)]
     return [
-        (b"access-control-allow-origin", readers.encode()),
-        (b"access-control-allow-methods", _METHODS.encode()),
-        (b"access-control-allow-headers", ", ".join(named or _USUAL_HEADERS).encode()),
-        (b"access-control-expose-headers", _EXPOSED.encode()),
-        (b"access-control-max-age", b"600"),
-        (b"vary", b"origin, access-control-request-headers"),
+        (b"Access-Control-Allow-Origin", readers.encode()),
+        (b"Access-Control-Allow-Methods", _METHODS.encode()),
+        (b"Access-Control-Allow-Headers", ", ".join(named or _USUAL_HEADERS).encode()),
+        (b"Access-Control-Expose-Headers", _EXPOSED.encode()),
+        (b"Access-Control-Max-Age", b"600"),
+        (b"Vary", b"origin, access-control-request-headers"),
     ]

@@ -20,6 +20,10 @@ class ModelHost:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
+        self.verbose = False
+        """Whether each chat completion shows the prompt that the model read."""
+        self.tags: tuple[str, ...] = ()
+        """Words about the model, for clients that list it."""
         self.metrics = Metrics()
         self.progress: tuple[str, int, int] = ("start", 0, 0)
         """(stage, done, total) of loading."""

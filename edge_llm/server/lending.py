@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, Self, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -36,6 +37,12 @@ def pool_of(request: Request) -> ModelPool:
     """The models of the server that got ``request``."""
     pool: ModelPool = request.app.state.pool
     return pool
+
+
+def check_served(request: Request, route: str) -> None:
+    """Refuse ``request`` (501) if ``route`` was left out when the server began."""
+    if route in pool_of(request).without:
+        raise HTTPException(501, f"this server was started without {route} (--without {route})")
 
 
 async def prepared(request: Request, kind: type[Named], work: Callable[[ModelHost, Named], Result]) -> Result:

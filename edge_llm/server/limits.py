@@ -46,6 +46,8 @@ PULLS = 2
 """Models that are brought here at a time by requests."""
 KEEP_ALIVE_SECONDS = 5.0
 """A stream that has nothing to say for this long sends a comment."""
+PROGRESS_SECONDS = 0.25
+"""A stream that tells how much of its prompt is read looks so often."""
 RETRY_AFTER_SECONDS = 2
 SPARE_DESCRIPTORS = 32
 """Descriptors that are kept free for files; a connection that would take one of them gets 503."""

@@ -1,4 +1,4 @@
-"""Counters and histograms in Prometheus' text format, under llama.cpp's and vLLM's names."""
+"""Counters and histograms in Prometheus' text format, under names of our own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _COUNTERS = {
     "requests_refused_total": "Requests that were refused, by HTTP status.",
     "prompt_tokens_total": "Prompt tokens, cached ones included.",
     "cached_prompt_tokens_total": "Prompt tokens whose keys and values were there already.",
+    "embedded_tokens_total": "Tokens of texts that were embedded.",
     "prompt_seconds_total": "Time spent on prompts.",
     "tokens_predicted_total": "Tokens generated.",
     "tokens_predicted_seconds_total": "Time spent on generating.",
@@ -46,6 +47,8 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counters: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.longest = 0
+        """Tokens of the longest sequence, prompt and answer."""
         self._histograms = {name: _Histogram() for name in _HISTOGRAMS}
 
     def count(self, name: str, by: float = 1, labels: str = "") -> None:
@@ -114,6 +117,7 @@ class Stopwatch:
             self._last_token = now
         if delta.finish is not None:
             usage, timings = delta.finish.usage, delta.finish.timings
+            self._metrics.longest = max(self._metrics.longest, usage.prompt_tokens + usage.completion_tokens)
             self._metrics.count("prompt_tokens_total", usage.prompt_tokens)
             self._metrics.count("cached_prompt_tokens_total", usage.cached_tokens)
             self._metrics.count("prompt_seconds_total", timings.prompt_ms / 1e3)

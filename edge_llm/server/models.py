@@ -21,7 +21,8 @@ from edge_llm.talk.wish import Wish
 async def list_models(request: Request) -> JSONResponse:
     """Every name that a request may give; answers while models are loading, too."""
     pool = pool_of(request)
-    return JSONResponse(_listed(request, [_entry(pool, one, name) for one in pool.models() for name in one.names]))
+    entries = [model_entry(pool, one, name) for one in pool.models() for name in one.names]
+    return JSONResponse(_listed(request, entries))
 
 
 async def one_model(request: Request) -> JSONResponse:
@@ -30,7 +31,7 @@ async def one_model(request: Request) -> JSONResponse:
     found = next((one for one in pool.models() if name in one.names), None)
     if found is None:
         raise pool.unknown(name)
-    return JSONResponse(_shaped(request, _entry(pool, found, name)))
+    return JSONResponse(_shaped(request, model_entry(pool, found, name)))
 
 
 def _listed(request: Request, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def capabilities(engine: Engine) -> dict[str, bool]:
     }
 
 
-def _entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any]:
+def model_entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any]:
+    """What is told of ``model`` by one ``name`` of it."""
     entry: dict[str, Any] = {"id": name, "object": "model", "created": pool.created, "owned_by": "edge-llm"}
     entry["status"] = {"value": model.state}
     return entry if model.host is None or not model.host.ready else entry | _facts(model.host)

@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_llm.server.lending import pool_of
+
 FOLDER = Path(__file__).with_name("web")
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -59,6 +61,8 @@ PATHS = frozenset(FILES)
 async def page(request: Request) -> Response:
     """A file of the chat page, or 304 for whoever has it; raises `HTTPException` (404) for others."""
     file = FILES.get(request.url.path.rstrip("/") or "/")
+    if "page" in pool_of(request).without:
+        raise HTTPException(404, "this server was started without its page (--without page)")
     if file is None:
         raise HTTPException(404, "the chat page has no such file")
     headers = HEADERS | {"ETag": file.etag}

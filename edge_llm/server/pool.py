@@ -68,6 +68,8 @@ class ModelPool:
         self.metrics: Metrics = host.metrics
         """Counts what was refused."""
         self.workshop = Workshop()
+        self.without: frozenset[str] = frozenset()
+        """Routes that are left out: page, slots, metrics."""
         self.created = int(time.time())
         """When the server began, in seconds since 1970."""
 

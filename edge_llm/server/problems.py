@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -63,6 +63,14 @@ class Problem:
         """Anthropic's error object."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def llama_cpp(self) -> dict[str, Any]:
+        """llama.cpp's error object: OpenAI's, with a type and words of its own for a prompt that does not fit."""
+        if "n_ctx" not in self.more:
+            return self.openai()
+        tokens, context = self.more["n_prompt_tokens"], self.more["n_ctx"]
+        message = f"the request ({tokens} tokens) exceeds the available context size ({context} tokens): {self.message}"
+        return replace(self, kind="exceed_context_size_error", message=message).openai()
 
     def ollama(self) -> dict[str, Any]:
         """Ollama's error object."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from edge_llm.engine.request import Answer, Delta, Request
+from edge_llm.engine.request import Answer, Delta, PromptProgress, Request
+from edge_llm.server import limits
 from edge_llm.server.answers import Answers
 from edge_llm.server.faces import face_of
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import Naming, pool_of, prepared
 from edge_llm.server.problems import Problem, problem_of
+from edge_llm.server.progress import ProgressTeller
 from edge_llm.server.schemas import ignored_header
 from edge_llm.server.stream import SSE, EventStream, Medium, until_disconnect
 
@@ -35,6 +37,16 @@ class Events(Protocol):
         """What ends the stream instead."""
 
 
+@runtime_checkable
+class ReadingEvents(Events, Protocol):
+    """Events that may tell how much of a prompt is read."""
+
+    teller: ProgressTeller
+
+    def reading(self, progress: PromptProgress) -> Iterator[str]:
+        """What is new of the first prompt, which is read so far."""
+
+
 class Reply(Protocol):
     """What an endpoint makes of the answers to its requests."""
 
@@ -42,8 +54,8 @@ class Reply(Protocol):
     def requests(self) -> Sequence[Request]:
         """One for each answer."""
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The reply that is not streamed."""
+    def whole(self, answers: Sequence[Answer]) -> Any:
+        """The reply that is not streamed, as JSON."""
 
     def events(self) -> Events:
         """The reply that is streamed."""
@@ -69,15 +81,16 @@ async def answered(request: HTTPRequest, kind: type[Body], placed: Callable[[Bod
     entry = Entry.of(request.scope)
     found = await prepared(request, kind, lambda host, body: _prepare(host, placed(body)))
     host, reply, entry.model, streamed, headers = found
-    answers = Answers(host, reply.requests, entry)
-    if streamed:
-        medium = face_of(request.scope).medium
-        return EventStream(event_groups(reply.events(), answers, medium), answers.cancel, headers, medium)
+    events, medium = reply.events() if streamed else None, face_of(request.scope).medium
+    tells = isinstance(events, ReadingEvents) and events.teller.wanted
+    answers = Answers(host, reply.requests, entry, limits.PROGRESS_SECONDS if tells else limits.KEEP_ALIVE_SECONDS)
+    if events is not None:
+        return EventStream(event_groups(events, answers, medium), answers.cancel, headers, medium)
     return await _whole_reply(request, answers, reply.whole, headers)
 
 
 async def _whole_reply(
-    request: HTTPRequest, answers: Answers, make: Callable[[list[Answer]], dict[str, Any]], headers: Mapping[str, str]
+    request: HTTPRequest, answers: Answers, make: Callable[[list[Answer]], Any], headers: Mapping[str, str]
 ) -> Response:
     """What ``make`` makes of all ``answers``, as JSON; they are cancelled when the client goes away."""
     found = await until_disconnect(request.receive, answers.whole())
@@ -111,7 +124,8 @@ async def event_groups(events: Events, answers: Answers, medium: Medium = SSE) -
     try:
         while not answers.ended:
             found = await answers.look()
-            group += [] if found else [medium.keep_alive]
+            group += events.reading(answers.progress) if isinstance(events, ReadingEvents) and events.teller.wanted else ()
+            group += [] if found or group else [medium.keep_alive]
             for index, delta in found:
                 group += events.grow(index, delta)
             group += events.closing() if answers.ended else ()

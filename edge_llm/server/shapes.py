@@ -10,7 +10,8 @@ import edge_llm
 from edge_llm.config import REPETITION
 from edge_llm.engine.request import Delta, Finish
 
-FINGERPRINT = f"edge-llm-{edge_llm.__version__}"
+FINGERPRINT = f"b{edge_llm.__version__}-edge-llm"
+"""As llama.cpp begins its own."""
 
 
 def new_id(prefix: str) -> str:
@@ -74,12 +75,25 @@ class RunningUsage:
 def timings(finish: Finish) -> dict[str, Any]:
     """Where the time went, in llama.cpp's names."""
     usage, times = finish.usage, finish.timings
-    return {
-        "cache_n": usage.cached_tokens,
-        "prompt_n": usage.prompt_tokens - usage.cached_tokens,
-        "prompt_ms": times.prompt_ms,
-        "prompt_per_second": times.prompt_per_second,
+    steps = max(0, usage.completion_tokens - 1)  # the first token comes with the prompt
+    return prompt_timings(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens, times.prompt_ms) | {
         "predicted_n": usage.completion_tokens,
         "predicted_ms": times.predicted_ms,
-        "predicted_per_second": times.predicted_per_second,
+        "predicted_per_token_ms": times.predicted_ms / steps if steps else 0.0,
+        "predicted_per_second": 1e3 * steps / times.predicted_ms if times.predicted_ms > 0 else 0.0,
+    }
+
+
+def prompt_timings(cached: int, computed: int, milliseconds: float) -> dict[str, Any]:
+    """The same of an answer that has no token yet: ``computed`` tokens of its prompt took so many milliseconds."""
+    return {
+        "cache_n": cached,
+        "prompt_n": computed,
+        "prompt_ms": milliseconds,
+        "prompt_per_token_ms": milliseconds / computed if computed else 0.0,
+        "prompt_per_second": 1e3 * computed / milliseconds if milliseconds > 0 else 0.0,
+        "predicted_n": 0,
+        "predicted_ms": 0.0,
+        "predicted_per_token_ms": 0.0,
+        "predicted_per_second": 0.0,
     }

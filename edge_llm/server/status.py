@@ -9,7 +9,9 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 import edge_llm
 from edge_llm.server import limits
-from edge_llm.server.lending import lend, pool_of
+from edge_llm.server.lending import check_served, lend, pool_of
+from edge_llm.server.llama_metrics import llama_lines
+from edge_llm.server.llama_settings import generation_settings
 from edge_llm.server.problems import problem_of
 
 
@@ -39,6 +41,7 @@ async def health(request: Request) -> JSONResponse:
 
 async def metrics(request: Request) -> PlainTextResponse:
     """Counters, gauges and histograms in Prometheus' text format."""
+    check_served(request, "metrics")
     host = pool_of(request).one
     assert host is not None
     running = host.service.running if host.ready else 0
@@ -51,20 +54,34 @@ async def metrics(request: Request) -> PlainTextResponse:
     }
     if host.ready:
         gauges |= {"preemptions": host.engine.batcher.preempted, **host.engine.runner.memory.state()}
-    return PlainTextResponse(host.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = host.metrics.text(gauges)
+    if host.ready:
+        text += llama_lines(host.metrics, host.engine, running, waiting)
+    reply = PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    began = str(pool_of(request).created).encode()
+    reply.raw_headers.append((b"Process-Start-Time-Unix", began))  # llama.cpp's
+    return reply
 
 
 async def props(request: Request) -> JSONResponse:
     """How answers are sampled where a request says nothing, the model's chat template, and what one request may ask for."""
     host = await lend(request, request.query_params.get("model"))
     engine = host.engine
-    defaults = asdict(engine.served) | {"stop_tokens": sorted(engine.served.stop_tokens)}
+    own = {name: value for name, value in asdict(engine.served).items() if value is not None}
+    params = generation_settings(engine.served, ()) | own | {"stop_tokens": sorted(engine.served.stop_tokens)}
     return JSONResponse(
         {
             "model": host.names[0],
             "aliases": list(host.names[1:]),
             "n_ctx": engine.runner.context,
-            "default_generation_settings": {"n_ctx": engine.runner.context, "params": defaults},
+            "model_alias": host.names[-1],
+            "model_path": host.names[0],
+            "modalities": {"vision": False, "audio": False},
+            "is_sleeping": False,
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "default_generation_settings": {"n_ctx": engine.runner.context, "params": params},
             "chat_template": engine.template.source,
             "chat_template_is_default": engine.template.is_default,
             "bos_token": engine.tokenizer.bos_text,

@@ -61,10 +61,15 @@ class ChatTemplate:
         is_default: bool = False,
         tool_use: str | None = None,
         process: TemplateProcess | None = None,
+        usual: Callable[[], Mapping[str, Any]] = dict,
+        closes_thought: bool = False,
     ) -> None:
         self.source = source
         self.is_default = is_default
         """No template came with the model; faces say so once."""
+        self._tool_use = tool_use
+        self._usual = usual
+        self._closes_thought = closes_thought
         self._specials = {"bos_token": "", "eos_token": ""} | dict(specials or {})
         for one in (source, tool_use or ""):
             if len(one.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
@@ -94,6 +99,24 @@ class ChatTemplate:
         specials = {"bos_token": bos, "eos_token": eos} | _named_tokens(folder)
         return cls(source, specials=specials, tool_use=tool_use, process=process)
 
+    def changed(
+        self, source: str | None, specials: Mapping[str, str], usual: Callable[[], Mapping[str, Any]], closes_thought: bool
+    ) -> ChatTemplate:
+        """The same with another ``source``, other ``specials``, and ``usual`` variables, told where a request says nothing.
+
+        With ``closes_thought`` a thought that the prompt opens is closed there, so that the answer has none.
+        """
+        own = source is None
+        return ChatTemplate(
+            self.source if source is None else source,
+            specials={**self._specials, **specials},
+            is_default=own and self.is_default,
+            tool_use=self._tool_use if own else None,
+            process=self._process if own else None,
+            usual=usual,
+            closes_thought=closes_thought,
+        )
+
     @property
     def shape(self) -> TemplateShape:
         """What it takes and shows; found out when it is first asked for, and known to all threads then."""
@@ -119,14 +142,14 @@ class ChatTemplate:
         for name in given:
             if name in _RESERVED or name in self._specials:
                 raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
-        usual = {"tools": None, "documents": None, "add_generation_prompt": True}
+        usual = {"tools": None, "documents": None, "add_generation_prompt": True} | dict(self._usual())
         process = self._with_tools if given.get("tools") else self._process
         text = process.render(usual | self._specials | given | {"messages": list(messages)}, max_output)
         if not text:
             raise InvalidTokenizer("the model's chat template made an empty prompt of these messages")
         if not is_unicode(text):
             raise UsageError("the prompt holds half of a surrogate pair; send valid Unicode", param="messages")
-        return text
+        return text + CLOSE if self._closes_thought and text.rstrip().endswith(OPEN) else text
 
     def check(self) -> None:
         """Try a template of the model's own on one message.
