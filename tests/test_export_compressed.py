@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,16 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export_compressed(bundle, tmp_path / "out")
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_model_in_the_place_of_the_float_one_is_not_compared_with(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "float", tiny_config("llama", num_hidden_layers=1))
+    bundle = import_model(folder, target=tmp_path / "bundle", weights=ROUNDED)
+    for number, other in enumerate(({"num_hidden_layers": 2}, {"hidden_size": 32, "num_hidden_layers": 1})):
+        shutil.rmtree(folder)
+        write_model(folder, tiny_config("llama", **other))
+        found = exported(bundle, tmp_path / f"out{number}").cost
+        assert found is not None and found.to_float is None and found.to_model.tokens > 0
 
 
 def test_a_family_that_is_not_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

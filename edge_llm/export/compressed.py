@@ -22,6 +22,9 @@ from edge_llm.export.trial import Cost, Trial
 from edge_llm.files import folder_bytes, shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.manifest import SIDE_FILES
+from edge_llm.models import describe
+from edge_llm.models.layer import Decoder
+from edge_llm.models.weights import check_tensors
 from edge_llm.operations.layer import Layer
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.schemes import is_in_blocks
@@ -85,12 +88,27 @@ def _taken(folder: Path) -> UsageError:
 
 
 def _float_source(bundle: Bundle) -> Source | None:
-    """What ``bundle`` was made of, where that is still there."""
+    """What ``bundle`` was made of, where that is still there; the trial does without it."""
     place = bundle.float_source()
     try:
-        return None if place is None else open_source(place, lora=wishes_of(bundle.manifest["source"]))
-    except EdgeLLMError:  # the trial does without it
+        source = None if place is None else open_source(place, lora=wishes_of(bundle.manifest["source"]))
+    except EdgeLLMError:
         return None
+    if source is None or _fits(source, bundle.decoder):
+        return source
+    source.close()
+    return None
+
+
+def _fits(source: Source, decoder: Decoder) -> bool:
+    """Whether ``source`` is a model of the shapes of ``decoder``: another one may lie in its place by now."""
+    try:
+        theirs = describe(source.config)
+        check_tensors(source, theirs)
+    except EdgeLLMError:
+        return False
+    tables = (theirs.vocab_size, theirs.hidden_size) == (decoder.vocab_size, decoder.hidden_size)
+    return tables and [_shapes(layer) for layer in theirs.layers] == [_shapes(layer) for layer in decoder.layers]
 
 
 @dataclass
