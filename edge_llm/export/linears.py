@@ -29,7 +29,8 @@ LOSSES = {
     "scales": "have a static scale beside those of tokens; the format holds one kind, and gets that of tokens",
     "offset": "have inputs with an offset and something beside it: tokens get scales of their own",
     "blocks": "are in blocks of a GGUF file, which the format does not have: they are rounded again",
-    "codes": f"have 4-bit codes of steps that are not even: they are rounded again to even ones, in groups of {GROUP}",
+    "codes": f"have 4-bit codes of steps that are not even: they are rounded again to even ones, in groups of {GROUP}; "
+    "--weights int8 loses less",
     "mixed": "have parts of 4 and of 8 bits, which runtimes multiply as one: all of it is INT8",
     "wide": f"cannot be in groups of {GROUP} columns: they are INT8",
 }
