@@ -546,6 +546,7 @@ def test_all_text_can_be_read(service, tab):
 # ---- settings, models, keys, files
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
@@ -603,6 +604,24 @@ def test_a_question_before_the_model_is_there_waits_for_it(engine, service, prof
         answer(service, 1, "Yes")
         tab.wait(f"{IDLE} && document.querySelector('#model .loaded')")
         assert shown(tab) == [("user", "early"), ("assistant", "Yes")]
+
+
+def test_a_model_that_is_not_loaded_is_loaded_with_the_question(service, tab):
+    """HTTP | page | A chat with a model that is not loaded has it loaded first, shows how far that is, and then asks."""
+    tab.wait("document.querySelector('#model .loaded')")
+    tab.run("tested.unloadFirst(); null")
+    tab.click("#model")
+    tab.wait("document.querySelector('.menu .unloaded')")
+    tab.press("Home")
+    tab.press("Enter")
+    tab.wait("document.querySelector('#model .unloaded')")
+    ask(tab, "one")
+    tab.wait("document.querySelector('.reading')?.innerText.includes('The model is loading: 25 %')")
+    assert service.streams == []
+    tab.run("finishLoading()")
+    answer(service, 1, "Yes")
+    tab.wait(f"document.querySelectorAll('article').length === 2 && {IDLE}")
+    assert shown(tab) == [("user", "one"), ("assistant", "Yes")]
 
 
 def test_the_page_asks_for_the_key_and_keeps_it(engine, service, profile):

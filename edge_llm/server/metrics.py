@@ -105,6 +105,7 @@ class Stopwatch:
         self._metrics = metrics
         self._started = time.perf_counter()
         self._last_token: float | None = None
+        self._tokens = 0
 
     def see(self, delta: Delta) -> None:
         """A delta has come."""
@@ -115,13 +116,15 @@ class Stopwatch:
             else:
                 self._metrics.observe("inter_token_latency_seconds", now - self._last_token)
             self._last_token = now
+            self._tokens += len(delta.tokens)
+            self._metrics.count("tokens_predicted_total", len(delta.tokens))  # as they come: their rate is the speed
         if delta.finish is not None:
             usage, timings = delta.finish.usage, delta.finish.timings
             self._metrics.longest = max(self._metrics.longest, usage.prompt_tokens + usage.completion_tokens)
             self._metrics.count("prompt_tokens_total", usage.prompt_tokens)
             self._metrics.count("cached_prompt_tokens_total", usage.cached_tokens)
             self._metrics.count("prompt_seconds_total", timings.prompt_ms / 1e3)
-            self._metrics.count("tokens_predicted_total", usage.completion_tokens)
+            self._metrics.count("tokens_predicted_total", max(0, usage.completion_tokens - self._tokens))
             self._metrics.count("tokens_predicted_seconds_total", timings.predicted_ms / 1e3)
             self._metrics.count("drafted_tokens_total", timings.drafted_tokens)
             self._metrics.count("accepted_tokens_total", timings.accepted_tokens)

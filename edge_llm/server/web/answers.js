@@ -6,6 +6,7 @@ import {wireMessages} from "./tree.js";
 const SAVE_MS = 700;
 const LONGEST_WAIT = 900;  // seconds for which a server that loads or is busy is asked again
 
+const loading = part => `The model is loading${part ? `: ${Math.round(part * 100)} %` : ""}`;
 const pause = (seconds, signal) => new Promise(resolve => {
   const timer = setTimeout(resolve, seconds * 1000);
   signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, {once: true});
@@ -75,12 +76,14 @@ export class Answers {
   async #loading(error) {
     const progress = error.progress ?? (await json("health").catch(found => found)).progress;
     if (this.models.whole) this.models.refresh();
-    return `The model is loading${progress?.fraction ? `: ${Math.round(progress.fraction * 100)} %` : ""}`;
+    return loading(progress?.fraction);
   }
 
   async #receive(run, path) {
-    const {chat, message, control} = run, model = await this.models.chosen(chat);
+    const {chat, message, control} = run;
+    const model = await this.models.chosen(chat, control.signal, part => { message.$note = loading(part); this.changed(chat, message); });
     message.model = model.id;
+    message.$note = null;
     const body = {
       ...this.models.sampling(model, chat), model: model.id, messages: wireMessages(chat, path), stream: true,
       stream_options: {include_usage: true}, return_progress: true, ...(run.continues ? {continue_final_message: true, add_generation_prompt: false} : {}),

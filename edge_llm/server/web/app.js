@@ -23,7 +23,7 @@ const narrow = matchMedia("(max-width: 860px)");
 
 const store = await Store.open();
 const models = new Models();
-const inside = new Inside();
+const inside = new Inside(() => models.of(talk.chat));
 const answers = new Answers(store, models, {
   changed: (chat, message) => { if (chat.id === talk.chat.id) talk.grew(message); },
   ended: (chat, message) => onEnded(chat, message),

@@ -1,6 +1,7 @@
 // Look inside: what the server does now, each second, from its own figures.
-import {call} from "./api.js";
+import {call, json} from "./api.js";
 import {h, number, s} from "./dom.js";
+import {stateOf} from "./models.js";
 import {head} from "./settings.js";
 
 const SAMPLES = 60;
@@ -33,7 +34,8 @@ export class Inside {
   #cards = {};
   #slots = null;
 
-  get open() { return this.#timer !== null; }
+  /** `model()` is the one that the chat talks to. */
+  constructor(model) { this.model = model; }
 
   /** The panel's parts; it looks until `close`. */
   show(close) {
@@ -58,9 +60,7 @@ export class Inside {
   }
 
   async #look() {
-    try {
-      this.#slots ??= (await (await call("props")).json()).total_slots ?? 0;
-    } catch { /* not there while a model loads */ }
+    try { await this.#count(); } catch { /* not there while a model loads */ }
     try {
       this.#take(readMetrics(await (await call("metrics")).text()), performance.now() / 1000);
       this.#note.textContent = "";
@@ -68,6 +68,15 @@ export class Inside {
       this.#note.textContent = error.message;
     }
   }
+
+  /** How many lanes there are; asked of a model that is loaded alone, for asking loads it. */
+  async #count() {
+    const model = this.model();
+    if (!model || stateOf(model) !== "loaded" || this.#counted === model.id) return;
+    this.#slots = (await json(`props?model=${encodeURIComponent(model.id)}`)).total_slots ?? 0;
+    this.#counted = model.id;
+  }
+  #counted = null;
 
   #take(now, time) {
     const before = this.#last?.now ?? now, passed = time - (this.#last?.time ?? time - 1);

@@ -1,5 +1,5 @@
 // The models that the server has, which of them is loaded, and how each samples.
-import {Problem, json} from "./api.js";
+import {Problem, call, json} from "./api.js";
 import {bytes, dress, h, icon, kept, number} from "./dom.js";
 import {openMenu} from "./widgets.js";
 
@@ -28,11 +28,27 @@ export class Models extends EventTarget {
     return named(chat?.model) ?? named(kept.read("model")) ?? this.list.find(model => stateOf(model) === "loaded") ?? this.list[0];
   }
 
-  /** The same; asks the server where nothing is known yet, or a model that loaded may be there by now. */
-  async chosen(chat) {
+  /** The same, loaded if it can be asked to be, so that it is known how it samples; `told` hears how far that is. */
+  async chosen(chat, signal, told) {
     if (!this.whole || !this.of(chat).sampling) await this.refresh();
     if (!this.whole) throw new Problem("The server has no model. `edge-llm import` brings one.");
+    const model = this.of(chat), state = stateOf(model);
+    if (["unloaded", "sleeping"].includes(state) || (state === "loading" && this.list.length > 1)) await this.#load(model, chat, signal, told);
     return this.of(chat);
+  }
+
+  async #load(model, chat, signal, told) {
+    const look = async () => { await this.refresh().catch(() => {}); told(partOf(this.of(chat))); };
+    const timer = setInterval(look, 1000);
+    told(0);
+    try {
+      await call("models/load", {body: {model: model.id}, signal});
+    } catch (problem) {
+      if (problem.status !== 404 && problem.status !== 405) throw problem;  // a server that loads with the question alone
+    } finally {
+      clearInterval(timer);
+    }
+    await this.refresh();
   }
 
   /** What a request for `chat` says of sampling: as people like it, where that is not what clients get; then what was set. */
@@ -47,6 +63,8 @@ export class Models extends EventTarget {
 }
 
 export const stateOf = model => (typeof model.status === "string" ? model.status : model.status?.value) ?? "loaded";
+/** How far the loading of `model` is, from 0 to 1. */
+export const partOf = ({status: {progress} = {}}) => progress?.fraction ?? (progress?.total ? progress.done / progress.total : 0);
 export const contextOf = model => model?.max_model_len ?? model?.meta?.n_ctx ?? null;
 
 /** "2.3 M parameters", "8.3 bits per weight", "1,024 tokens of context", as far as they are known. */
@@ -64,21 +82,24 @@ const dot = model => h("i", {class: `dot ${stateOf(model)}`, "aria-hidden": "tru
 export function showModel(button, models, chat) {
   const model = models.of(chat);
   if (!model) { dress(button, "chevron", "No model yet", "No model yet"); return; }
-  const progress = model.status?.progress?.fraction;
+  const part = stateOf(model) === "loading" && partOf(model);
   const state = WORDS[stateOf(model)] ?? stateOf(model);
-  button.replaceChildren(dot(model), h("span", {text: model.id}), ...(progress ? [h("small", {text: `${Math.round(progress * 100)} %`})] : []), icon("chevron"));
+  button.replaceChildren(dot(model), h("span", {text: model.id}), ...(part ? [h("small", {text: `${Math.round(part * 100)} %`})] : []), icon("chevron"));
   button.setAttribute("aria-label", `Model: ${model.id}. ${state}`);
   button.title = `${model.id}: ${state}`;
 }
 
 /** The menu of models; `choose(id)` is called for the one that is chosen. */
-export function openModels(button, models, chat, choose) {
-  models.refresh().catch(() => {});
+export async function openModels(button, models, chat, choose) {
+  let fresh = false;
+  const news = models.refresh().catch(() => {}).then(() => { fresh = true; });
+  await Promise.race(models.whole ? [news, new Promise(resolve => setTimeout(resolve, 300))] : [news]);
   const here = models.of(chat);
   const items = models.list.map(model => ({
     label: model.id, detail: [WORDS[stateOf(model)] ?? stateOf(model), ...factsOf(model)].join(" · "), checked: model === here, state: dot(model),
     disabled: stateOf(model) === "failed", on: () => choose(model.id),
   }));
   if (!items.length) items.push({label: "No models", detail: "The server does not answer, or has none", disabled: true, on: () => {}});
-  openMenu(button, items, "Models");
+  const box = openMenu(button, items, "Models");
+  if (!fresh) news.then(() => { if (box.isConnected) openModels(button, models, chat, choose); });
 }
