@@ -203,6 +203,10 @@ class GenerationParams:
     """Report each token's log-probability and this many most likely alternatives; None reports nothing."""
     prompt_logprobs: int | None = None
     """Report the same of the prompt's tokens, all of which are computed then; None reports nothing."""
+    logprob_tokens: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are reported beside each token's, in place of the most likely ones."""
+    allowed_tokens: frozenset[int] | None = None
+    """The only tokens that the answer may have; None allows all."""
     think_tokens: int | None = None
     """Most tokens of a thought, which is closed then; None leaves it to the model."""
     grammar: Grammar | None = None
@@ -230,6 +234,8 @@ class GenerationParams:
         _within("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
         _within("dry_base", self.dry_base, 1.0, 100.0)
         _within("dry_allowed_length", self.dry_allowed_length, 1, 1024)
+        if self.allowed_tokens is not None and not self.allowed_tokens:
+            raise UsageError("allowed_token_ids is empty; name at least one token", param="allowed_token_ids")
         if len(self.logit_bias) > 1024:
             raise UsageError(f"logit_bias takes at most 1024 tokens, got `{len(self.logit_bias)}`", param="logit_bias")
         for token, bias in self.logit_bias:

@@ -19,7 +19,7 @@ from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Delta, Request
-from edge_llm.server.shapes import TextOffsets, chat_logprobs, completion_logprobs
+from edge_llm.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from edge_llm.text.tokenizer import Tokenizer
 from kernels import sampling
 
@@ -75,7 +75,8 @@ def test_the_tokens_of_logprobs_join_to_the_content(kind: str, ids: list[int]) -
     content = chat_logprobs(found)["content"]
     assert bytes(byte for item in content for byte in item["bytes"]).decode("utf-8", "replace") == text
     assert all(item["top_logprobs"][0]["token"] == item["token"] for item in content)
-    legacy = completion_logprobs(found, TextOffsets())
+    offsets = TextOffsets()
+    legacy = completion_logprobs(found, [offsets.next(one.piece) for one in found])
     before = [b"".join(one.piece for one in found[:number]) for number in range(len(found))]
     assert legacy["text_offset"] == [len(getincrementaldecoder("utf-8")("replace").decode(piece)) for piece in before]
     if "\ufffd" not in "".join(item["token"] for item in content):

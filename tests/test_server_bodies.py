@@ -274,7 +274,7 @@ def test_two_megabytes_of_one_letter_are_refused_without_tokenizing(client, engi
         ({"prompt": {"a": 1}}, "prompt"), ({"best_of": 3}, "best_of"), ({"suffix": "end"}, "suffix"),
         ({"max_tokens": 0}, "max_tokens"), ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"), ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"allowed_token_ids": [5]}, "allowed_token_ids"), ({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"),
+        ({"allowed_token_ids": [-5]}, "allowed_token_ids"), ({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )  # fmt: skip

@@ -175,3 +175,48 @@ def test_a_client_learns_what_it_needs_of_the_tokenizer(engine, client):
     tokenizer = engine.tokenizer
     assert (found["bos_token"], found["eos_token"]) == (tokenizer.bos_text, tokenizer.eos_text)
     assert found["model_max_length"] == engine.runner.context
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_tokens_that_the_client_names(client, stream):
+    """HTTP | completions, chat | vLLM's `allowed_token_ids` alone are written, `logprob_token_ids` are told of."""
+    fields = {"allowed_token_ids": [42], "logprob_token_ids": [50, 42, 60], "return_tokens_as_token_ids": True, **COLD}
+    body = fields | {"prompt": TEXT, "logprobs": 5, "stream": stream}
+    reply = client.post("/v1/completions", json=body)
+    chunks = events(reply)[:-1] if stream else [reply.json()]
+    found = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert [token for one in found for token in one["tokens"]] == ["token_id:42"] * 4
+    assert all(set(top) == {"token_id:42", "token_id:50", "token_id:60"} for one in found for top in one["top_logprobs"])
+    chat = fields | {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+    (first, *_) = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"]
+    assert {one["token"] for one in first["top_logprobs"]} == {"token_id:42", "token_id:50", "token_id:60"}
+
+
+def test_allowed_tokens_leave_something_to_choose(engine, client):
+    for allowed in ([], [10**6], [min(engine.tokenizer.eos_ids)]):
+        reply = client.post("/v1/completions", json=COLD | {"prompt": "x", "allowed_token_ids": allowed})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "allowed_token_ids"
+    two = choice(client, prompt=TEXT, allowed_token_ids=[42, 43], temperature=2.0, max_tokens=30, return_token_ids=True)
+    assert {*two["token_ids"]} == {42, 43}
+
+
+def test_all_wrong_keys_of_a_bias_are_named(client):
+    reply = client.post("/v1/completions", json={"prompt": "x", "logit_bias": {"bad1": 1, "5": 1, "bad2": 1, "-3": 1}})
+    assert all(f"`{key}`" in reply.json()["error"]["message"] for key in ("bad1", "bad2", "-3"))
+
+
+def test_messages_are_tokenized_as_they_would_be_read(engine, client):
+    """HTTP | tokenize | `messages` with `add_generation_prompt`, `continue_final_message`, `tools`: that prompt's tokens."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once"}]
+    tool = {"type": "function", "function": {"name": "now"}}
+
+    def tokens(**fields):
+        return client.post("/tokenize", json={"messages": messages, **fields}).json()["tokens"]
+
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    body = COLD | {"messages": messages, "return_token_ids": True}
+    for fields in ({}, goes_on, {"tools": [tool]}):
+        reply = client.post("/v1/chat/completions", json=body | fields).json()
+        assert tokens(**fields) == reply["prompt_token_ids"]
+    text = client.post("/apply-template", json={"messages": messages, "add_generation_prompt": False}).json()["prompt"]
+    assert tokens(add_generation_prompt=False) == engine.tokenizer.encode_raw(text)

@@ -124,6 +124,18 @@ def forbid_until(ids: Sequence[int], length: int) -> Edit:
     return edit
 
 
+def only_tokens(allowed: frozenset[int]) -> Edit:
+    """Makes every token impossible that is not ``allowed``."""
+    kept = np.array(sorted(allowed), np.int64)
+
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
+        values = logits[kept]
+        logits.fill(-np.inf)
+        logits[kept] = values
+
+    return edit
+
+
 def make_edit(
     params: GenerationParams,
     eos_ids: frozenset[int],
@@ -157,4 +169,6 @@ def _edits(
         chosen.append(forbid(sorted(eos_ids)))
     if params.min_tokens and ends:
         chosen.append(forbid_until(ends, prompt_tokens + params.min_tokens))
+    if params.allowed_tokens is not None:
+        chosen.append(only_tokens(params.allowed_tokens))
     return chosen

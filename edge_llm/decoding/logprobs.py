@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +38,14 @@ def token_logprobs(
     pool: ThreadPool | None = None,
     best: float | None = None,
     *,
+    also: Sequence[int] = (),
     ranked: bool = False,
 ) -> tuple[TokenLogprobs, ...]:
     """One `TokenLogprobs` of ``token`` with ``top`` alternatives from logits float32 [V]; nothing when ``top`` is None.
 
     ``piece`` tells what a token adds to the text.  The threads of ``pool`` share the sum over a large vocabulary.  ``best`` is
-    the greatest logit, where it is known.  With ``ranked`` the token's rank is told, too.
+    the greatest logit, where it is known.  The tokens ``also``, and the token itself, stand in place of the most likely ones
+    where any are named.  With ``ranked`` the token's rank is told, too.
     """
     if top is None:
         return ()
@@ -55,7 +57,7 @@ def token_logprobs(
     def logprob(index: int) -> float:
         return float(logits[index]) - best - total
 
-    likely: list[int] = sampling.likeliest(logits, top).tolist()
+    likely: list[int] = [*dict.fromkeys((token, *also))] if also else sampling.likeliest(logits, top).tolist()
     alternatives = tuple((index, logprob(index)) for index in likely)
     rank = int(np.count_nonzero(logits > logits[token])) + 1 if ranked else 0
     pieces = tuple(piece(index) for index in likely)

@@ -160,7 +160,21 @@ class Engine:
                 "model ends the answer; name fewer stop tokens",
                 param="min_tokens",
             )
+        self._check_allowed(params)
         return Request(tuple(prompt), params, continues)
+
+    def _check_allowed(self, params: GenerationParams) -> None:
+        """Refuse tokens that leave nothing to choose from."""
+        if params.allowed_tokens is None:
+            return
+        self._check_tokens("allowed_token_ids", params.allowed_tokens)
+        ends = self.tokenizer.eos_ids if params.ignore_eos else frozenset()
+        ends |= params.stop_tokens | self.tokenizer.eos_ids if params.min_tokens else frozenset()
+        if params.allowed_tokens <= ends:
+            raise UsageError(
+                "allowed_token_ids has only tokens that end the answer, which min_tokens or ignore_eos forbid; name others",
+                param="allowed_token_ids",
+            )
 
     def _check_tokens(self, param: str, tokens: Iterable[int]) -> None:
         for token in tokens:

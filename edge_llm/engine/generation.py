@@ -214,7 +214,8 @@ class Generation:
             return
         if self._constraint is not None:
             self._constraint.accept(token)
-        logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece, self._pool, best)
+        params, piece = self.request.params, self._decoder.piece
+        logprobs = token_logprobs(logits, token, params.logprobs, piece, self._pool, best, also=params.logprob_tokens)
         text, ended = self._text(token)
         yield Delta(text, (token,), logprobs=logprobs)
         if ended or (self._constraint is not None and self._constraint.finished):

@@ -127,8 +127,9 @@ class ChatReply:
                 [answer.finish for answer in answers], thought=sum(outcome.thought_tokens for outcome in outcomes)
             ),
             "timings": timings(answers[0].finish),
+            "prompt_logprobs": None if self.body.prompt_logprobs is None else prompt_logprobs(answers[0].prompt_logprobs),
+            "prompt_token_ids": None,
             **self.prompt_ids(),
-            **({} if self.body.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(answers[0].prompt_logprobs)}),
             **self.shown,
         }
 
@@ -176,6 +177,7 @@ class ChatReply:
             "logprobs": self.logprobs(answer.logprobs),
             "finish_reason": outcome.reason,
             **stopped_by(outcome.finish),
+            "token_ids": None,
             **self.token_ids(answer.tokens, answer.finish),
         }
 

@@ -42,13 +42,11 @@ _LOCAL = "a service's matter; nothing is billed or shared here"
 _CACHED = "prompts that begin alike are found without it"
 
 SAMPLING = (
-    refused("allowed_token_ids", note="vLLM's; `logit_bias`, `choice` and `regex` say the same"),
     refused("bad_words", []),
     refused("dynatemp_range", 0),
     refused("grammar"), refused("guided_choice"), refused("guided_grammar"), refused("guided_json"), refused("guided_regex"),
     refused("json_schema"), refused("regex"), refused("structured_outputs"),
     refused("length_penalty", 1),
-    refused("logprob_token_ids"),
     refused("lora", []),
     refused("mirostat", 0),
     refused("n_probs", 0, note="`logprobs` says the same"),
@@ -113,6 +111,7 @@ EMBEDDINGS = (hint("user", _LOCAL),)
 NOTES: Mapping[str, str] = {
     "add_generation_prompt": "whether the prompt ends where the assistant begins",
     "add_special_tokens": "whether a prompt begins with a bos token where the model's author wants one",
+    "allowed_token_ids": "vLLM's: the only tokens that the answer may have",
     "best_of": "no other than `n`",
     "chat_template_kwargs": "variables of the chat template",
     "choice": "the answer is one of these",
@@ -130,6 +129,7 @@ NOTES: Mapping[str, str] = {
     "keep_alive": "how long the model stays loaded",
     "logit_bias": "at most 1,024 tokens, -100 to 100 each",
     "logprobs": "at most 20 likely tokens beside each",
+    "logprob_token_ids": "vLLM's: these in place of the likeliest tokens, where log-probabilities are wanted",
     "loop_guard": "false lets an answer say the same over and over",
     "max_completion_tokens": "-1 is as many as fit; the first that is given of this and the next counts",
     "max_output_tokens": "as `max_completion_tokens`", "max_new_tokens": "as `max_completion_tokens`",

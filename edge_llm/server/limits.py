@@ -41,6 +41,8 @@ STOP_STRINGS = 16
 STOP_CHARACTERS = 256
 TOP_LOGPROBS = 20
 LOGIT_BIASES = 1024
+LOGPROB_TOKENS = 128
+"""Tokens whose log-probabilities may be asked for beside each token's."""
 MODEL_CHARACTERS = 256
 PULLS = 2
 """Models that are brought here at a time by requests."""

@@ -157,6 +157,9 @@ class Sampling(Body):
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    """vLLM's, as the next one."""
+    logprob_token_ids: list[int] | None = Field(None, max_length=limits.LOGPROB_TOKENS)
     stop_token_ids: list[int] | None = Field(None, max_length=limits.LOGIT_BIASES)
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -185,7 +188,9 @@ class Sampling(Body):
             "skip_special_tokens": self.skip_special_tokens,
             "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias, vocab_size),
             "stop": _stops(self.stop),
-            "stop_tokens": None if self.stop_token_ids is None else _token_set(self.stop_token_ids, vocab_size),
+            "stop_tokens": _token_set(self.stop_token_ids, vocab_size, "stop_token_ids"),
+            "allowed_tokens": _token_set(self.allowed_token_ids, vocab_size, "allowed_token_ids"),
+            "logprob_tokens": tuple(check_tokens(self.logprob_token_ids or [], vocab_size, "logprob_token_ids")),
         }
         given = {name: value for name, value in given.items() if value is not None}
         return replace(defaults, **given, max_tokens=self._token_limit())
@@ -218,6 +223,8 @@ class Sampling(Body):
 
 
 _TOKEN_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens", "n_predict", "num_predict")
+_MOST_WRONG = 8
+"""Wrong keys that an error names."""
 _PENALTIES = ("repetition_penalty", "repeat_penalty")
 
 
@@ -226,17 +233,15 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
 
 
 def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    for key in given:
-        if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
-            raise UsageError(
-                f"logit_bias: `{shown(key, 40)}` is not a token id below {vocab_size}; POST /tokenize gives ids",
-                param="logit_bias",
-            )
+    known = [key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size for key in given]
+    if wrong := [f"`{shown(key, 40)}`" for key, is_known in zip(given, known, strict=True) if not is_known]:
+        told = f"{', '.join(wrong[:_MOST_WRONG])} {'is' if len(wrong) == 1 else 'are'} not"
+        raise UsageError(f"logit_bias: {told} a token id below {vocab_size}; POST /tokenize gives ids", param="logit_bias")
     return tuple((int(key), float(value)) for key, value in given.items())
 
 
-def _token_set(ids: list[int], vocab_size: int) -> frozenset[int]:
-    return frozenset(check_tokens(ids, vocab_size, "stop_token_ids"))
+def _token_set(ids: list[int] | None, vocab_size: int, param: str) -> frozenset[int] | None:
+    return None if ids is None else frozenset(check_tokens(ids, vocab_size, param))
 
 
 def check_tokens(ids: list[int], vocab_size: int, param: str) -> list[int]:

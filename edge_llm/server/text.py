@@ -18,7 +18,7 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.lending import lend, pool_of, prepared
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
 from edge_llm.talk.contents import LeftOut, chat_messages
-from edge_llm.talk.conversation import conversation_request, conversation_text, read_messages
+from edge_llm.talk.conversation import conversation_request, conversation_text
 from edge_llm.talk.tools import ToolUse
 
 
@@ -43,6 +43,10 @@ class TokenizeBody(TextBody):
     parse_special: bool | None = None
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def left_out(self) -> Sequence[str]:
         chat_messages(self.messages or [], found := LeftOut())
@@ -99,12 +103,19 @@ async def _answer(request: Request, kind: type[Text], work: Callable[[ModelHost,
     return await pool_of(request).workshop.reply(request, lambda: found, headers)
 
 
+_OF_MESSAGES = {"messages", "add_generation_prompt", "tools", "chat_template_kwargs"}
+
+
 def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
     """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
     if body.messages is not None:
-        messages = read_messages(body.messages)
-        prompt, _ = conversation_request(engine, host.checked(messages), GenerationParams())
+        asked = TemplateBody.model_validate(body.model_dump(include=_OF_MESSAGES))
+        messages, variables = host.checked(asked.plain()), asked.variables(engine.template.source)
+        begun, tools = bool(body.continue_final_message), ToolUse.of(asked.offer.functions, None, None, engine)
+        prompt, _ = conversation_request(
+            engine, messages, GenerationParams(), begun=begun, tools=tools, variables=variables
+        )
         tokens = list(prompt.prompt)
     else:
         text = body.content if body.content is not None else body.prompt
