@@ -284,7 +284,11 @@ store.addEventListener("whose", event => { if (answers.writes(event.message)) st
 addEventListener("hashchange", async () => { await talk.open(location.hash.slice(1)); if (narrow.matches) openSide(false); at("text").focus(); });
 addEventListener("pagehide", () => answers.keepAll());
 document.addEventListener("visibilitychange", () => { if (document.hidden) answers.keepAll(); else title(); });
-setInterval(() => { if (talk.busy) { const {message} = answers.of(talk.chat.id); if (message.state === "waiting") talk.grew(message); } }, 1000);
+setInterval(() => {
+  const run = answers.of(talk.chat.id);
+  if (run?.message.state === "waiting") talk.grew(run.message);
+  if (run) meter();
+}, 1000);
 await sidebar.refresh(null);
 await talk.open(location.hash.slice(1));
 if (!narrow.matches) at("text").focus();
