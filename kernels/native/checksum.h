@@ -74,7 +74,7 @@ inline uint32_t update_table(uint32_t crc, const uint8_t* data, int64_t bytes) {
 }
 
 #if defined(__x86_64__)
-#define EDGE_CRC_TARGET __attribute__((target("sse4.2")))
+#define EDGE_CRC_TARGET __attribute__((target("sse4.2,crc32")))
 EDGE_CRC_TARGET inline uint32_t step8(uint32_t crc, uint64_t word) {
   return static_cast<uint32_t>(__builtin_ia32_crc32di(crc, word));
 }
