@@ -54,6 +54,7 @@ class Browser:
         self._news = threading.Condition()
         self._number = 0
         self._answers = {}
+        self._ended = False
         self.tabs = {}
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -72,10 +73,11 @@ class Browser:
             number = self._number
         message = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
         data = json.dumps(message).encode() + b"\0"
-        while data:
+        while data and not self._ended:
             data = data[os.write(self._out, data) :]
         with self._news:
-            assert self._news.wait_for(lambda: number in self._answers, SECONDS), f"Chromium does not answer {method}"
+            self._news.wait_for(lambda: number in self._answers or self._ended, SECONDS)
+            assert number in self._answers, f"Chromium does not answer {method}"
             answer = self._answers.pop(number)
         assert "error" not in answer, f"{method}: {answer['error']}"
         return answer["result"]
@@ -95,6 +97,9 @@ class Browser:
                     elif tab := self.tabs.get(message.get("sessionId")):
                         tab.hear(message["method"], message["params"])
                     self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
 
 
 class Profile:
