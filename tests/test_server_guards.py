@@ -25,6 +25,7 @@ from edge_llm.server.guards import OPEN_PATHS, Access, _bounded
 from edge_llm.server.run import ServeOptions, access_for, listen
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+HTML = {"Accept": "text/html"}
 POSTS = [route.path for route in ROUTES if "POST" in (getattr(route, "methods", None) or ()) and route.path != "/ping"]
 GETS = [route.path for route in ROUTES if "GET" in (getattr(route, "methods", None) or ())]
 
@@ -484,7 +485,7 @@ def test_five_hundred_idle_connections_do_not_stop_the_next_one(many_files, open
 
 def test_the_page_can_run_nothing_but_its_own_files(open_client):
     """HTTP | page | The chat page at / is a folder of files whose content policy allows these alone."""
-    response = open_client.get("/")
+    response = open_client.get("/", headers={"Accept": "text/html"})
     assert response.headers["content-type"].startswith("text/html")
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'" in policy
@@ -524,7 +525,7 @@ def test_a_file_of_the_page_is_sent_once(locked):
     """HTTP | page | The page's files come without a key, as what they are, and again only when they have changed."""
     client, _ = locked
     for path in page.PATHS:
-        response = client.get(path)
+        response = client.get(path, headers=HTML)
         assert response.status_code == 200, path
         assert response.headers["cache-control"] == "no-cache"
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -532,9 +533,9 @@ def test_a_file_of_the_page_is_sent_once(locked):
         assert response.headers["content-type"].startswith(kind)
         tag = response.headers["etag"]
         for known in (tag, f"W/{tag}", f'"x", {tag}'):
-            again = client.get(path, headers={"If-None-Match": known})
+            again = client.get(path, headers=HTML | {"If-None-Match": known})
             assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
-        assert client.get(path, headers={"If-None-Match": '"x"'}).status_code == 200
+        assert client.get(path, headers=HTML | {"If-None-Match": '"x"'}).status_code == 200
 
 
 @pytest.mark.parametrize(

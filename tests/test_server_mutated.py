@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serving import builtin_engine, client_of, hosted
 
 from edge_llm.engine.engine import Engine
-from edge_llm.server.app import API, ROUTES
+from edge_llm.server.app import API, OLLAMA_API, ROUTES
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.text.chat import ChatTemplate, encode_chat
 
@@ -89,9 +89,32 @@ BODIES = [
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
     ("/apply-template", {"messages": CHAT["messages"], "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": True}}),
+    ("/api/chat", {
+        "model": "builtin:latest", "stream": False, "think": False, "format": "", "keep_alive": "5m", "truncate": True,
+        "messages": [
+            {"role": "system", "content": "Be short."}, {"role": "user", "content": "Weather?", "images": []},
+            {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [
+                {"function": {"index": 0, "name": "weather", "arguments": {"city": "Rome"}}}]},
+            {"role": "tool", "tool_name": "weather", "content": "rain"}, {"role": "user", "content": "And now?"},
+        ],
+        "tools": [TOOL], "logprobs": True, "top_logprobs": 2,
+        "options": {"num_predict": 2, "num_ctx": 512, "temperature": 0.5, "top_k": 4, "seed": -3, "stop": ["x"],
+                    "repeat_penalty": 1.1, "repeat_last_n": 64, "num_gpu": 1, "mirostat": 0, "tfs_z": 1.0},
+    }),
+    ("/api/chat", {"messages": [], "keep_alive": 0}),
+    ("/api/generate", {"prompt": "hi", "system": "Be short.", "context": [5, 6], "format": SCHEMA, "think": "low",
+                       "options": {"num_predict": 3, "temperature": 0}}),
+    ("/api/generate", {"prompt": "hi", "raw": True, "stream": False, "suffix": "", "images": [],
+                       "options": {"num_predict": 2}}),
+    ("/api/embed", {"model": "builtin", "input": ["one", "two"], "truncate": True, "dimensions": 4, "keep_alive": -1}),
+    ("/api/embeddings", {"model": "builtin", "prompt": "one", "options": {"num_ctx": 64}}),
+    ("/api/show", {"model": "builtin", "verbose": False}),
+    ("/api/copy", {"source": "builtin", "destination": "mine"}),
     *((path, body | {LIMITS[path]: 1}) for path, body, _ in (history(4) for history in AGENTS.values())),
 ]  # fmt: skip
 NOT_THIS_MODEL = {"/infill"}
+NOT_HERE = {"/api/create", "/api/push", "/api/blobs/{digest:path}", "/api/pull"}
+"""What this server does not do, which is a 501, and what asks a hub."""
 JUNK = [
     None, True, False, 0, 1, -1, 5, 2**31, 2**63, 2**64, 2**70, -(2**63), 0.5, -1e300,
     "", "x", "auto", "none", "low", "\x00", "é\U0001f600",
@@ -118,7 +141,8 @@ def places(value, way=()):
 
 NAMES = [
     *sorted({way[-1] for _, body in BODIES for way in places(body) if isinstance(way[-1], str)}),
-    "think", "n_predict", "max_new_tokens", "repeat_penalty", "system", "best_of", "regex", "choice", "ignore_eos", "x\r\ny: z",
+    "think", "n_predict", "options", "keep_alive", "images", "name", "tool_name",
+    "max_new_tokens", "repeat_penalty", "system", "best_of", "regex", "choice", "ignore_eos", "x\r\ny: z",
 ]  # fmt: skip
 VALUES = JUNK + [copy.deepcopy(value) for _, body in BODIES for value in body.values()]
 
@@ -163,6 +187,7 @@ def test_every_endpoint_has_a_valid_body_here(client):
     posts = {"/v1" + route.path for route in API if "POST" in route.methods}
     own = [route for route in ROUTES if route not in API and "POST" in getattr(route, "methods", ())]
     posts |= {route.path for route in own if not route.param_convertors}
+    posts |= {"/api" + route.path for route in OLLAMA_API if "POST" in route.methods} - NOT_HERE
     assert {path for path, _ in BODIES} == posts
     for path, body in BODIES:
         response = client.post(path, json=body)

@@ -17,7 +17,7 @@ from model_files import tiny_config, write_json
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.models import describe, families
-from edge_llm.opening.library import is_made_from
+from edge_llm.opening.made_from import is_made_from
 from edge_llm.paths import find_bundle, safe_name
 from edge_llm.progress import byte_count
 from edge_llm.sources import known

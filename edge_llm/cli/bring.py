@@ -26,7 +26,7 @@ from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import read_manifest
 from edge_llm.formats.gguf import first_part, is_gguf, missing_part, parts_of
 from edge_llm.formats.manifest import MANIFEST
-from edge_llm.opening.library import imported_from, is_made_from
+from edge_llm.opening.made_from import imported_from, is_made_from
 from edge_llm.paths import BUILTIN_MODEL_NAME, MAX_NAME, bundle_path, expanded, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.resources import give_memory_back

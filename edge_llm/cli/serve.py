@@ -53,7 +53,7 @@ def serve_command(
     strict_models: bool,
     **options: Any,
 ) -> None:
-    """Serve MODEL (default: the built-in model) to OpenAI and Anthropic clients, with a chat page at /.
+    """Serve MODEL (default: the built-in model) to OpenAI, Anthropic and Ollama clients, with a chat page at /.
 
     Listens while the model loads; GET /health says when it is ready.  SIGTERM and Ctrl-C let running answers end.  A line on
     stderr tells of each request: time, method, path, status, model, tokens, seconds; not of /health and /metrics.

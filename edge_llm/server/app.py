@@ -18,6 +18,16 @@ from edge_llm.server.kept import input_items, kept_response
 from edge_llm.server.llama_completions import InfillBody, NativeBody, either_completion, infill, native_completion
 from edge_llm.server.llama_cpp import RerankBody, llama_models, rerank, slot_action, slots
 from edge_llm.server.models import list_models, one_model
+from edge_llm.server.ollama.answering import chat, generate
+from edge_llm.server.ollama.chat import ChatBody as OllamaChatBody
+from edge_llm.server.ollama.embed import EmbedBody, EmbeddingsBody, embed
+from edge_llm.server.ollama.embed import embeddings as ollama_embeddings
+from edge_llm.server.ollama.generate import GenerateBody
+from edge_llm.server.ollama.known import ps, root, show, tags
+from edge_llm.server.ollama.known import version as ollama_version
+from edge_llm.server.ollama.options import ShowBody
+from edge_llm.server.ollama.pull import PullBody, pull
+from edge_llm.server.ollama.stored import CopyBody, blob, copy_model, create, delete, push
 from edge_llm.server.openapi import Bodies, docs, openapi
 from edge_llm.server.page import page
 from edge_llm.server.pool import ModelPool
@@ -61,8 +71,26 @@ LLAMA_CPP = [
 ]
 """llama.cpp's own, before those of `API` that have the same path without /v1."""
 
+OLLAMA_API = [
+    Route("/chat", chat, methods=["POST"]),
+    Route("/generate", generate, methods=["POST"]),
+    Route("/embed", embed, methods=["POST"]),
+    Route("/embeddings", ollama_embeddings, methods=["POST"]),
+    Route("/tags", tags),
+    Route("/ps", ps),
+    Route("/version", ollama_version),
+    Route("/show", show, methods=["POST"]),
+    Route("/pull", pull, methods=["POST"]),
+    Route("/copy", copy_model, methods=["POST"]),
+    Route("/delete", delete, methods=["DELETE"]),
+    Route("/create", create, methods=["POST"]),
+    Route("/push", push, methods=["POST"]),
+    Route("/blobs/{digest:path}", blob, methods=["POST", "HEAD"]),
+]
+"""Ollama's, below /api."""
+
 ROUTES = [
-    Route("/", page),
+    Route("/", root),
     Route("/web/{name:path}", page),
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),
@@ -75,6 +103,7 @@ ROUTES = [
     Route("/tokenizer_info", tokenizer_info),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/apply-template", apply_template, methods=["POST"]),
+    Mount("/api", app=Router(OLLAMA_API, redirect_slashes=False)),
     Mount("/v1", app=Router([Route("/health", health), *API], redirect_slashes=False)),
     *LLAMA_CPP,
     *API,
@@ -84,6 +113,8 @@ BODIES: Bodies = {
     chat_completions: ChatBody, chat_tokens: ChatBody, completions: CompletionBody, embeddings: EmbeddingBody,
     rerank: RerankBody, native_completion: NativeBody, infill: InfillBody,
     responses: ResponsesBody, input_tokens: ResponsesBody, messages: MessagesBody, count_tokens: CountBody,
+    chat: OllamaChatBody, generate: GenerateBody, embed: EmbedBody, ollama_embeddings: EmbeddingsBody, show: ShowBody,
+    pull: PullBody, copy_model: CopyBody, delete: ShowBody,
     tokenize: TokenizeBody, detokenize: DetokenizeBody, apply_template: TemplateBody,
 }  # fmt: skip
 """What each of them reads, for the documents."""

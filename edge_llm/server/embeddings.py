@@ -42,8 +42,7 @@ async def embeddings(request: Request) -> Response:
     host, body, prompts, headers = await prepared(request, EmbeddingBody, _prepare)
     model, tokens = host.called(body.model), sum(map(len, prompts))
     entry.model, entry.prompt_tokens = model, tokens
-    future = host.service.embed(prompts)
-    vectors = await until_disconnect(request.receive, _result(future))
+    vectors = await vectors_of(request, host, prompts)
     if vectors is None:
         return Response(status_code=499)
     host.metrics.count("embedded_tokens_total", tokens)
@@ -56,6 +55,11 @@ async def embeddings(request: Request) -> Response:
 def _items(vectors: np.ndarray, encoding: str | None) -> Iterator[dict[str, Any]]:
     for index, vector in enumerate(vectors):
         yield {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
+
+
+async def vectors_of(request: Request, host: ModelHost, prompts: Sequence[Sequence[int]]) -> np.ndarray | None:
+    """The vector of each of ``prompts``: float32 [prompts, hidden size]; None when the client of ``request`` went away."""
+    return await until_disconnect(request.receive, _result(host.service.embed(prompts)))
 
 
 async def _result(future: Any) -> np.ndarray:

@@ -78,12 +78,19 @@ Body = TypeVar("Body", bound=Asking)
 
 async def answered(request: HTTPRequest, kind: type[Body], placed: Callable[[Body], Body] = lambda body: body) -> Response:
     """Answer ``request``, whose body is a ``kind`` and is ``placed`` among what the server keeps."""
-    entry = Entry.of(request.scope)
     found = await prepared(request, kind, lambda host, body: _prepare(host, placed(body)))
-    host, reply, entry.model, streamed, headers = found
+    host, reply, Entry.of(request.scope).model, streamed, headers = found
+    return await respond(request, host, reply, headers, streamed=streamed)
+
+
+async def respond(
+    request: HTTPRequest, host: ModelHost, reply: Reply, headers: Mapping[str, str], *, streamed: bool
+) -> Response:
+    """``reply``, whose requests ``host`` answers, whole or as a stream."""
     events, medium = reply.events() if streamed else None, face_of(request.scope).medium
     tells = isinstance(events, ReadingEvents) and events.teller.wanted
-    answers = Answers(host, reply.requests, entry, limits.PROGRESS_SECONDS if tells else limits.KEEP_ALIVE_SECONDS)
+    silence = limits.PROGRESS_SECONDS if tells else limits.KEEP_ALIVE_SECONDS
+    answers = Answers(host, reply.requests, Entry.of(request.scope), silence)
     if events is not None:
         return EventStream(event_groups(events, answers, medium), answers.cancel, headers, medium)
     return await _whole_reply(request, answers, reply.whole, headers)
