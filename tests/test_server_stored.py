@@ -165,3 +165,14 @@ def test_a_long_chain_is_refused_in_a_line(monkeypatch):
     assert len(store.before("4")) == 10
     with pytest.raises(UsageError, match="more than 5 responses before"):
         store.before("5")
+
+
+@pytest.mark.parametrize("odd", [["reasoning"], {}, 5, None])
+@pytest.mark.parametrize("where", ["type", "id", "role", "content"])
+def test_odd_items_are_refused_or_taken(client, where, odd):
+    item = {"type": "message", "id": "m", "role": "user", "content": "hi"} | {where: odd}
+    for asked in ([item], [{"type": "item_reference"} | item], [{"type": "item_reference", "id": odd}]):
+        try:
+            client.responses.create(input=asked, **COLD)
+        except openai.BadRequestError as refused:
+            assert refused.param.startswith("input")

@@ -15,6 +15,8 @@ from edge_llm.server import limits
 from edge_llm.server.shapes import new_id
 
 Item = dict[str, Any]
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+"""Of ids, by the type of an item; others begin with `item_`."""
 _TEXTS = {"assistant": "output_text"}
 """Types of the text of a message, by its role; that of others is `input_text`."""
 
@@ -124,7 +126,7 @@ def named(given: str | Sequence[Item]) -> list[Item]:
 def _named(item: Item) -> Item:
     kind = item.get("type", "message")
     content = item.get("content")
-    prefix = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}.get(kind, "item_")
+    prefix = _PREFIXES.get(kind, "item_") if isinstance(kind, str) else "item_"
     own = item.get("id") if isinstance(item.get("id"), str) else None
     if kind == "message" and isinstance(content, str):
         content = [{"type": _TEXTS.get(str(item.get("role")), "input_text"), "text": content}]
