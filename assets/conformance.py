@@ -20,9 +20,9 @@ Made by `python assets/conformance.py --write` from the tests of `edge-llm serve
 client, unmodified, against a real server with the built-in model. HTTP means plain requests.
 
 What would change the answer and cannot be honoured is a 400 that names the field: `audio`, `modalities` other than text,
-images, `prediction`, `web_search_options`, `store: true` of chat completions, `background`, `suffix`, `best_of` other
-than `n`, `dimensions` other than the model's, and grammars that cannot be followed. What is
-accepted without effect is named in `x-edge-llm-ignored`.
+images, `prediction`, `web_search_options`, `store: true` of chat completions, `background`, `suffix` of a
+model that fills no gaps, `best_of` other than `n`, `dimensions` other than the model's, and grammars that cannot be
+followed. What is accepted without effect is named in `x-edge-llm-ignored`.
 
 Responses are kept in memory unless `store` is false: 1,000 of them and 32 MiB, the longest unused go first.
 `previous_response_id` and `item_reference` go on with one that is kept; whether one is, `GET /v1/responses/{id}` says.

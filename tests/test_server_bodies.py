@@ -279,7 +279,7 @@ def test_two_megabytes_of_one_letter_are_refused_without_tokenizing(client, engi
     ],
 )  # fmt: skip
 def test_completions_that_make_no_sense_are_named(client, fields, param):
-    """HTTP | completions | `suffix` and `best_of` cannot be honoured: 400."""
+    """HTTP | completions | `suffix` of a model that fills no gaps, and `best_of`, cannot be honoured: 400."""
     response = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)

@@ -179,6 +179,18 @@ def test_a_gap_needs_a_model_that_fills_gaps(client):
     assert wrong.status_code == 400 and wrong.json()["error"]["param"].startswith("input_extra[0]")
 
 
+def test_gaps_are_filled_in_the_tokens_of_the_model(client, host, monkeypatch):
+    """llama.cpp, openai | infill, completions | `/infill` and `suffix` have the same prompt, in the model's own tokens."""
+    tokenizer = host.engine.tokenizer
+    marks = tuple(text for text in tokenizer.special_texts if text != tokenizer.bos_text)[:3]
+    monkeypatch.setattr("edge_llm.text.infill._MARKS", (marks,))
+    gap = client.post("/infill", json=COLD | {"input_prefix": "Once upon", "prompt": " a time", "input_suffix": "boat."}).json()
+    assert [gap["prompt"].count(mark) for mark in marks] == [1] * len(marks) and len(marks) == 3 and "boat." in gap["prompt"]
+    body = {"prompt": "Once upon a time", "suffix": "boat.", "temperature": 0, "max_tokens": 6}
+    assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == gap["content"]
+    assert client.post("/v1/completions", json=body | {"prompt": [5, 6]}).status_code == 400
+
+
 def test_documents_are_ordered_by_their_embeddings(client):
     """llama.cpp, Cohere | rerank | Documents by the cosine of their embeddings to the query's; `texts` gives TEI's list."""
     query, documents = "a little red ball", ["the sun was warm", "a little red ball", "rain"]

@@ -28,6 +28,7 @@ from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, new_id, openai_usage, shown_tokens, stopped_by, timings
 from edge_llm.server.stream import DONE, TextEvent, event
+from edge_llm.text.infill import infill_prompt
 
 
 class CompletionBody(Streaming, Guided):
@@ -37,6 +38,8 @@ class CompletionBody(Streaming, Guided):
     """As in OpenAI's API."""
 
     prompt: Texts = None
+    suffix: str | None = None
+    """What stands behind the gap that is filled."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
     best_of: int | None = None
@@ -82,6 +85,10 @@ class CompletionBody(Streaming, Guided):
     def _tokens(self, host: ModelHost) -> list[list[int]]:
         """The tokens of every prompt, cut as the request says."""
         engine, most = host.engine, self.truncate_prompt_tokens
+        if self.suffix:
+            host.check_length(self.suffix)
+            if any(isinstance(item, list) for item in items_of(self._texts)):
+                raise UsageError("suffix needs a prompt that is a text, not token ids", param="suffix")
         if most == 0:
             raise UsageError("truncate_prompt_tokens must be at least 1, or -1: as many as fit", param="truncate_prompt_tokens")
         given = token_lists(host, self._texts, "prompt", limits.PROMPTS, partial(self._encode, engine), cut=most is not None)
@@ -92,6 +99,8 @@ class CompletionBody(Streaming, Guided):
         return [tokens[:most] if self.truncation_side == "right" else tokens[-most:] for tokens in given]
 
     def _encode(self, engine: Engine, text: str) -> list[int]:
+        if self.suffix:
+            return infill_prompt(engine.tokenizer, text, self.suffix, most=engine.runner.context)
         return engine.tokenizer.encode_raw(
             text, parse_special=self.parse_special is not False, add_bos=_no_or_default(self.add_special_tokens),
             most=engine.runner.context if self.truncate_prompt_tokens is None else None,

@@ -71,7 +71,7 @@ _OPENAI = (
     hint("verbosity"),
 )  # fmt: skip
 
-COMPLETIONS = (*SAMPLING, *_OPENAI, refused("suffix", "", note="needs a model that fills in the middle"))
+COMPLETIONS = (*SAMPLING, *_OPENAI)
 
 CHAT = (
     *SAMPLING, *_OPENAI,
@@ -161,6 +161,7 @@ NOTES: Mapping[str, str] = {
     "tool_choice": "auto, none, required, a name, or `allowed_tools`",
     "tools": "functions, and custom tools as functions of one text; others are left out and named",
     "top_k": "0 or -1 keeps all",
+    "suffix": "what stands behind the gap; needs a model whose tokenizer has tokens for gaps",
     "truncate_prompt_tokens": "most tokens of the prompt; -1 is as many as fit",
     "truncation": "auto: a conversation that is too long loses its beginning",
     "truncation_side": "`left` (the beginning is cut) or `right`",
