@@ -64,7 +64,7 @@ def logits(name: str) -> bytes:
     import kernels
     from edge_llm.config import RuntimeConfig
     from edge_llm.formats.bundle import open_bundle
-    from edge_llm.opening.assembly import load_int8_runner
+    from edge_llm.opening.runner import load_int8_runner
     from edge_llm.paths import find_bundle
 
     found = set()

@@ -34,7 +34,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.reference import FloatModel
-from edge_llm.opening.assembly import load_int8_runner
+from edge_llm.opening.runner import load_int8_runner
 from edge_llm.sources import open_source
 
 PROMPTS = (

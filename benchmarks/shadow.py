@@ -32,8 +32,8 @@ from edge_llm.bench.report import markdown_lines  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.convert.importer import Outliers, import_model  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
-from edge_llm.opening.assembly import load_runner  # noqa: E402
 from edge_llm.opening.load import load_comparison  # noqa: E402
+from edge_llm.opening.runner import load_runner  # noqa: E402
 from edge_llm.quant.profile import OutlierProfile  # noqa: E402
 from edge_llm.quant.quality import Quality  # noqa: E402
 from edge_llm.quant.shadow import product_cost, shadow_cost  # noqa: E402

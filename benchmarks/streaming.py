@@ -38,7 +38,8 @@ from edge_llm.bench.synthetic_gguf import synthetic_gguf  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
 from edge_llm.kv.pages import page_bytes, pages_for  # noqa: E402
-from edge_llm.opening.assembly import fill_defaults, make_device, plan_weights  # noqa: E402
+from edge_llm.opening.machine import this_machine  # noqa: E402
+from edge_llm.opening.resolve import resolve  # noqa: E402
 from edge_llm.resources import usable_cores  # noqa: E402
 from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
 
@@ -117,8 +118,7 @@ class Result:
 def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
     """Run everybody in turns."""
     with open_bundle(synthetic_bundle(find_shape(shape))) as bundle:
-        runtime = fill_defaults(RuntimeConfig(memory=memory), bundle.config)
-        plan = plan_weights(bundle, runtime, make_device(runtime))
+        plan = resolve(RuntimeConfig(memory=memory), this_machine(), bundle).weights.host
         limit = memory_limit(bundle, plan)
         with ExitStack() as stack:
             resident, streamed, peer, limited = start(bundle, memory, limit, stack)

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -14,8 +15,18 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 def usable_cores() -> int:
     """Cores that this process may use: its affinity, bounded by the cgroup's CPU quota; hyper-threads count once."""
-    cores = len({_core(cpu) for cpu in os.sched_getaffinity(0)})
-    return max(1, min(cores, _cgroup_quota() or cores))
+    return threads_for(usable_cpus(), cpu_quota())
+
+
+def threads_for(cpus: Mapping[int, str], quota: int | None) -> int:
+    """Threads that have a core each of ``cpus``, which name theirs, and not more than ``quota``."""
+    cores = len(set(cpus.values()))
+    return max(1, min(cores, quota or cores))
+
+
+def usable_cpus() -> dict[int, str]:
+    """The CPUs that this process may use; hyper-threads of one core name the same core."""
+    return {cpu: _core(cpu) for cpu in sorted(os.sched_getaffinity(0))}
 
 
 def _core(cpu: int) -> str:
@@ -26,7 +37,8 @@ def _core(cpu: int) -> str:
         return str(cpu)
 
 
-def _cgroup_quota() -> int | None:
+def cpu_quota() -> int | None:
+    """Whole CPUs that the cgroup lets this process keep busy; None: no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

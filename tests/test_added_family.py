@@ -13,7 +13,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import llama
 from edge_llm.models.llama_like import llama_decoder
 from edge_llm.models.weights import layer_shapes
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.operations.base import HIDDEN
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows

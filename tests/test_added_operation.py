@@ -15,7 +15,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import llama
 from edge_llm.models.llama_like import llama_decoder
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.operations.base import Gain, Op, Operation
 from edge_llm.operations.kinds import add_kind
 from edge_llm.operations.layer import Layer

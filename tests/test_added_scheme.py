@@ -12,7 +12,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16
 from kernels import ThreadPool

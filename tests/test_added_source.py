@@ -15,7 +15,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import load_config
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.sources.hugging_face import HuggingFaceSource
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer

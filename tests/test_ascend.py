@@ -26,8 +26,10 @@ from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError, DeviceLost, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.opening.load import load_engine
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import load_runner
 from edge_llm.providers.local import LocalProvider
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -274,8 +276,8 @@ def test_streamed_layers_give_the_same(bundles, name, placed):
     bundle = bundles[name]
     tokens = tokens_of(bundle, 100)
     plain = logits(runner_of(bundle, **placed), tokens)
-    runtime = fill_defaults(runtime_of(**placed), bundle.config)
-    needs = make_device(runtime, bundle.decoder).needs(bundle.decoder, bundle.tensors, room(runtime))
+    plan = resolve(runtime_of(**placed), this_machine(), bundle)
+    needs = plan.device.needs(bundle.decoder, bundle.tensors, plan.room)
     streamed = runner_of(bundle, **placed, card_memory=str(needs.total - sum(needs.layers[: len(needs.layers) // 3])))
     assert streamed.model.weights.streamed
     assert np.array_equal(plain, logits(streamed, tokens))
@@ -506,8 +508,8 @@ def test_masks_of_chunks_are_counted_where_each_chunk_has_its_own(bundles, monke
 
     monkeypatch.setattr(Calls, "attend_chunk", attended)
     for chip in ("310p", "910b"):
-        settings = fill_defaults(runtime_of(device=f"ascend:{chip}", placement="card", context=640), bundle.config)
-        plan = make_device(settings, bundle.decoder)._plan(bundle.decoder, bundle.tensors, room(settings))
+        found = resolve(runtime_of(device=f"ascend:{chip}", placement="card", context=640), this_machine(), bundle)
+        plan = found.device._plan(bundle.decoder, bundle.tensors, found.room)
         runner = runner_of(bundle, device=f"ascend:{chip}", placement="card", context=640)
         seen.clear()
         runner.forward(runner.open(), tokens_of(bundle, 600))

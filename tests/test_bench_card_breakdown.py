@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.bench.options import bench_runtime
 from edge_llm.config import RuntimeConfig
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
 from edge_llm.opening.auto_device import AutoDevice
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.runner import load_runner
 
 pytest.importorskip("torch")
 
@@ -109,7 +111,8 @@ def test_what_a_lane_waits_that_loads_is_not_the_hosts(bundle):
 
 @pytest.mark.parametrize(("found", "chunk"), [("ascend", 1024), ("host", 256)])
 def test_a_batch_is_of_the_chunks_of_the_device_that_auto_finds(monkeypatch, found, chunk):
-    monkeypatch.setattr("edge_llm.cli.bench.options.find_device", lambda: AutoDevice(found, "for the test"))
+    machine = replace(this_machine(), auto=AutoDevice(found, "for the test"))
+    monkeypatch.setattr("edge_llm.cli.bench.options.this_machine", lambda: machine)
     options = {"device": "auto", "batch_size": 4096, "ubatch_size": None, "chunk": None}
     monkeypatch.setattr("edge_llm.cli.bench.options.runtime_config", lambda options: RuntimeConfig(device="auto"))
     given = bench_runtime(options)

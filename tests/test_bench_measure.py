@@ -20,7 +20,7 @@ from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 
 CONFIG = LlamaConfig(
     family="qwen2", vocab_size=320, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,

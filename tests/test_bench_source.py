@@ -27,7 +27,7 @@ from edge_llm.errors import DeviceError, ModelNotFound, UnsupportedModel, UsageE
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.weights import read_output
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.progress import ignore
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.sources import open_source

@@ -27,7 +27,8 @@ from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.defaults import fill_defaults
+from edge_llm.opening.machine import this_machine
 from edge_llm.runner.base import Segment
 from kernels.layout import unpack_tiles
 
@@ -289,11 +290,14 @@ def test_products_of_rows_with_scales_stay_in_float16_whatever_the_weight(scale)
 
 
 def test_prompts_come_in_chunks_that_the_chip_likes(bundles):
-    config = bundles["plain", True].config
-    found = {name: fill_defaults(RuntimeConfig(device=name), config).chunk for name in ("host", "ascend", "ascend:910b")}
+
+    def chunk_of(**options):
+        return fill_defaults(RuntimeConfig(**options), bundles["plain", True].config, this_machine()).chunk
+
+    found = {name: chunk_of(device=name) for name in ("host", "ascend", "ascend:910b")}
     assert found == {"host": 256, "ascend": chip_law("310p").chunk, "ascend:910b": chip_law("910b").chunk}
     assert chip_law("310p").chunk >= chip_law("310p").fast_rows == 1024
-    assert fill_defaults(RuntimeConfig(device="ascend", chunk=64), config).chunk == 64
+    assert chunk_of(device="ascend", chunk=64) == 64
 
 
 @pytest.mark.parametrize(("device", "counted"), [("ascend", True), ("ascend:910b", False)])

@@ -33,7 +33,7 @@ def call(capsys):
 def keep(folder, pages):
     """Store ``pages`` pages of a text for the model in ``folder``."""
     bundle = open_bundle(folder)
-    store = open_prefix_store(bundle, RuntimeConfig(prefix_cache="64MiB"), page_bytes(bundle.decoder.attentions))
+    store = open_prefix_store(bundle, RuntimeConfig(), page_bytes(bundle.decoder.attentions), 64 << 20)
     found = list(pages_of(store.identity, range(16 * pages)))
     store.write(found, np.zeros((pages, store.page_bytes), np.uint8))
     store.close()

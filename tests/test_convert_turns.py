@@ -35,8 +35,8 @@ from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_layer
-from edge_llm.opening.assembly import load_int8_runner, load_runner
 from edge_llm.opening.load import load_comparison, load_engine
+from edge_llm.opening.runner import load_int8_runner, load_runner
 from edge_llm.operations.attention import VALUES
 from edge_llm.operations.base import HIDDEN, FloatLinear, HeadTurns, LayerWeights
 from edge_llm.operations.layer import Layer

@@ -11,7 +11,7 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,9 @@ from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
-from edge_llm.opening.assembly import fill_defaults, load_runner, make_device, make_weights, room
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import load_runner, read_weights
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.plan import WeightSizes, plan_memory
@@ -159,9 +161,8 @@ def tied(tmp_path_factory):
 
 def open_on_card(bundle, placement="card", **options):
     """A runner that has a card, and its device."""
-    settings_ = fill_defaults(runtime(device=EXACT["310p"], placement=placement, **options), bundle.config)
-    device = make_device(settings_, bundle.decoder)
-    weights = make_weights(bundle, settings_, device)
+    plan = resolve(runtime(device=EXACT["310p"], placement=placement, **options), this_machine(), bundle)
+    device, weights, settings_ = plan.device, read_weights(plan), plan.runtime
     return Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder), device
 
 
@@ -187,9 +188,8 @@ def test_a_prompt_is_a_launch_for_each_chunk_and_layer(bundle):
 
 
 def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
-    settings_ = fill_defaults(runtime(device=EXACT["310p"], placement="card"), bundle.config)
-    device = make_device(settings_, bundle.decoder)
-    weights = make_weights(bundle, settings_, device)
+    plan = resolve(runtime(device=EXACT["310p"], placement="card"), this_machine(), bundle)
+    device, weights, settings_ = plan.device, read_weights(plan), plan.runtime
     assert isinstance(weights, StagedWeights)
     blocks = []
     for index in range(len(bundle.decoder.layers)):
@@ -217,11 +217,10 @@ def test_what_beside_a_card_the_host_keeps_has_no_int8_matrix(bundle):
     [*((EXACT["310p"], placement) for placement in PLACEMENTS), ("emulated:310p", "split"), ("emulated:310b", "card")],
 )
 def test_the_plan_of_a_card_is_not_exceeded_and_not_far_off(bundle, name, placement):
-    settings_ = fill_defaults(runtime(device=name, placement=placement), bundle.config)
-    device = make_device(settings_, bundle.decoder)
-    weights = make_weights(bundle, settings_, device)
+    plan = resolve(runtime(device=name, placement=placement), this_machine(), bundle)
+    device, weights, settings_ = plan.device, read_weights(plan), plan.runtime
     runner = Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder)
-    needs = device.needs(bundle.decoder, bundle.tensors, room(settings_))
+    needs = device.needs(bundle.decoder, bundle.tensors, plan.room)
     answers(runner, tokens_of(bundle, 300))
     sequences = [runner.open() for _ in range(12)]
     runner.run([Segment(one, [1, 2], 2) for one in sequences])

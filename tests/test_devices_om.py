@@ -31,8 +31,8 @@ from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.opening.assembly import load_runner
 from edge_llm.opening.load import load_engine
+from edge_llm.opening.runner import load_runner
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Segment
 

@@ -13,7 +13,7 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import WeightSizes

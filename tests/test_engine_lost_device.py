@@ -18,7 +18,8 @@ from edge_llm.engine.batcher import Limits
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import collect
 from edge_llm.errors import DeviceError, DeviceLost
-from edge_llm.opening import assembly
+from edge_llm.opening import defaults
+from edge_llm.opening import runner as opening
 from edge_llm.opening.load import load_engine
 
 PLACEMENTS = ("split", "card")
@@ -161,7 +162,7 @@ def test_pages_that_the_card_left_on_disk_are_not_taken_by_the_host(folder, fuse
 @pytest.mark.parametrize(("chosen", "steps"), [(None, [16, 16, 16, 12]), (48, [48, 12])])
 def test_the_host_takes_steps_of_its_own_length(folder, fuse, monkeypatch, chosen, steps):
     """A card's chunk is longer than the host's; one that the user chose stays."""
-    monkeypatch.setattr(assembly, "longest_chunk", lambda device: 16 if device == "host" else 64)
+    monkeypatch.setattr(defaults, "longest_chunk", lambda device: 16 if device == "host" else 64)
     fuse.set(0)
     engine = engine_of(folder, device=NAME, placement="card", chunk=chosen, window=1)
     with pytest.raises(DeviceLost):
@@ -214,8 +215,8 @@ def test_what_the_card_held_is_free_before_the_host_loads(folder, fuse, monkeypa
         seen.append(lost())
         return real(*given)
 
-    real = assembly.make_runner
-    monkeypatch.setattr(assembly, "make_runner", make_runner)
+    real = opening.make_runner
+    monkeypatch.setattr(opening, "make_runner", make_runner)
     scene.play()
     assert seen == [None]
 
@@ -225,20 +226,20 @@ def test_an_interruption_while_the_host_loads_loses_nobody(folder, fuse, host, m
     engine = engine_of(folder, device=NAME)
     with pytest.raises(DeviceLost):
         answer(engine, PROMPTS[0])
-    real = assembly.make_runner
+    real = opening.make_runner
 
     def interrupted(*given):
-        monkeypatch.setattr(assembly, "make_runner", real)
+        monkeypatch.setattr(opening, "make_runner", real)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(assembly, "make_runner", interrupted)
+    monkeypatch.setattr(opening, "make_runner", interrupted)
     with pytest.raises(KeyboardInterrupt):
         answer(engine, PROMPTS[0])
     assert answer(engine, PROMPTS[0]) == host[0]
 
 
 def test_a_host_without_memory_refuses_by_name_and_lives(folder, fuse, monkeypatch, caplog):
-    monkeypatch.setattr(assembly, "free_memory", lambda: 1000)
+    monkeypatch.setattr(opening, "free_memory", lambda: 1000)
     fuse.set(0)
     scene = Scene(folder, "split")
     streams = []

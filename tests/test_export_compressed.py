@@ -34,7 +34,7 @@ from edge_llm.export.forms import GROUP, nearest_codes
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models.reference import FloatModel
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.paths import builtin_bundle
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.sources import open_source

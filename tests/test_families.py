@@ -18,7 +18,7 @@ from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()

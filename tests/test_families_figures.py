@@ -21,7 +21,9 @@ from edge_llm.convert.trial import held_out_sequences
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
-from edge_llm.opening.assembly import fill_defaults, make_runner
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import open_runner
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.sources import open_source
 from kernels import ThreadPool
@@ -37,7 +39,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def runner_of(bundle: Bundle, **changes: Any) -> Any:
-    return make_runner(bundle, fill_defaults(replace(RUNTIME, **changes), bundle.config))
+    return open_runner(resolve(replace(RUNTIME, **changes), this_machine(), bundle))
 
 
 def source_of(bundle: Bundle) -> Any:

@@ -23,7 +23,7 @@ from edge_llm.decoding.sampler import greedy
 from edge_llm.errors import CorruptBundle, NumericError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, WEIGHTS, encode_manifest
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
 from edge_llm.weights.streamed import StreamedWeights
 from kernels.checksum import crc32c

@@ -261,3 +261,31 @@ def test_few_files_know_a_kind_of_operation(kind):
     found = {module_name(path) for path in modules() if f"edge_llm.operations.{kind}" in imports(path)}
     others = {name for name in found if not name.startswith(("edge_llm.operations.", "edge_llm.models."))}
     assert others == {f"edge_llm.{name}" for name in KNOWERS[kind]}
+
+
+SIZE_READERS = {"edge_llm.opening.resolve", "edge_llm.cli.cache", "edge_llm.weights.budget"}
+"""A size that a user wrote is read where the plan of an opening is made, or by a command that opens nothing."""
+CHANGERS = {f"edge_llm.opening.{name}" for name in ("affinity", "runner", "load", "prefix_cache")}
+"""Files that bind, read weights or write."""
+
+
+def test_sizes_are_read_once():
+    for path in modules():
+        readers = {name for name in imports(path) if name.endswith((".parse_memory", ".parse_disk"))}
+        assert not readers or module_name(path) in SIZE_READERS, path
+
+
+def test_a_plan_is_made_without_effects():
+    """`resolve`, and what it imports of its room, neither binds nor logs nor writes, and starts no threads."""
+    paths = {module_name(path): path for path in modules() if module_name(path).startswith("edge_llm.opening.")}
+    reached, waiting = set(), ["edge_llm.opening.resolve"]
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        waiting += set(imported_among(ast.walk(parsed(paths[name])), paths.keys())) - reached
+    assert not reached & CHANGERS
+    for name in reached:
+        assert not set(imports(paths[name])) & {"logging", "kernels", "concurrent.futures", "subprocess"}, name
+        called = (ast.unparse(node.func) for node in ast.walk(parsed(paths[name])) if isinstance(node, ast.Call))
+        calls = {one.rpartition(".")[2] for one in called}
+        assert not calls & {"sched_setaffinity", "write_text", "write_bytes", "mkdir", "unlink", "ThreadPool"}, name

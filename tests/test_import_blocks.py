@@ -23,7 +23,7 @@ from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import describe, load_config
 from edge_llm.models.weights import layer_shapes, read_embedding, read_final_norm, read_layer
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.quant.blocks import Q8_0, scaled, to_q8_0
 from edge_llm.schemes.blocks import parts_in_blocks
 from edge_llm.sources import open_source

@@ -30,12 +30,13 @@ from edge_llm.kv.prefix_page import clear_leftovers, page_file_bytes, pages_of, 
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
-from edge_llm.opening.assembly import load_runner
 from edge_llm.opening.numerics import numeric_files, numerics_version
-from edge_llm.opening.prefix_cache import model_identity, open_prefix_store, parse_budget
+from edge_llm.opening.prefix_cache import model_identity, open_prefix_store
+from edge_llm.opening.runner import load_runner
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.text.tokenizer import Tokenizer
+from edge_llm.weights.budget import parse_disk
 from edge_llm.weights.resident import ResidentWeights
 
 TINY = LlamaConfig(
@@ -490,7 +491,7 @@ def greedy(runner, prompt):
 
 
 def opened(bundle, runtime):
-    return open_prefix_store(bundle, runtime, page_bytes(bundle.decoder.attentions))
+    return open_prefix_store(bundle, runtime, page_bytes(bundle.decoder.attentions), parse_disk(runtime.prefix_cache or "0"))
 
 
 SYSTEM = "You are a helpful assistant that answers in one short sentence. " * 6
@@ -581,11 +582,11 @@ def test_a_change_in_the_numerics_is_another_version(monkeypatch, name):
 
 @pytest.mark.parametrize(("text_", "nbytes"), [("1GiB", 2**30), ("300MB", 300 * 10**6), ("0", 0), ("off", 0), ("4096", 4096)])
 def test_budgets(text_, nbytes):
-    assert parse_budget(text_) == nbytes
+    assert parse_disk(text_) == nbytes
 
 
 @pytest.mark.parametrize("text_", ["much", "50%", "-1", "1e9", "nan"])
 def test_a_budget_that_is_none_is_refused(text_):
     with pytest.raises(UsageError, match="is an invalid size for the prefix cache") as refused:
-        parse_budget(text_)
+        parse_disk(text_)
     assert refused.value.param == "prefix_cache"

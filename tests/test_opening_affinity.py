@@ -5,7 +5,8 @@ import os
 import pytest
 
 from edge_llm.errors import UsageError
-from edge_llm.opening.affinity import bind, node_cpus, parse_cpus
+from edge_llm.opening.affinity import bind
+from edge_llm.opening.cpus import NumaNodes, chosen_cpus, node_cpus, numa_nodes, parse_cpus
 
 
 @pytest.fixture
@@ -44,29 +45,39 @@ def test_what_is_no_list_is_refused(text):
 
 
 def test_nodes_and_the_node_of_the_card(system):
-    assert node_cpus("0", system) == {0, 1, 2, 3}
-    assert node_cpus("1", system) == node_cpus("card", system) == {4, 5, 7}
+    nodes = numa_nodes(system)
+    assert node_cpus("0", nodes) == {0, 1, 2, 3}
+    assert node_cpus("1", nodes) == node_cpus("card", nodes) == {4, 5, 7}
 
 
 def test_a_node_or_card_that_is_not_there_is_refused(system, tmp_path):
     for node in ("2", "-1", "x", "", "../node0"):
         with pytest.raises(UsageError, match="choose one of: 0, 1"):
-            node_cpus(node, system)
+            node_cpus(node, numa_nodes(system))
     with pytest.raises(UsageError, match="no Ascend card"):
-        node_cpus("card", tmp_path / "bare")
+        node_cpus("card", numa_nodes(tmp_path / "bare"))
+
+
+def test_a_node_without_cpus_concerns_only_who_asks_for_it(system):
+    (system / "devices/system/node/node1/cpulist").write_text("\n")
+    nodes = numa_nodes(system)
+    assert chosen_cpus(None, "0", range(8), nodes) == {0, 1, 2, 3}
+    with pytest.raises(UsageError, match="invalid list of CPUs"):
+        chosen_cpus(None, "1", range(8), nodes)
 
 
 def test_binding_changes_where_this_process_runs(affinity):
     one = min(affinity)
-    bind(str(one), None)
+    bind(chosen_cpus(str(one), None, affinity, NumaNodes({})))
     assert os.sched_getaffinity(0) == {one}
-    bind(None, None)
+    bind(None)
     assert os.sched_getaffinity(0) == {one}
 
 
-def test_binding_refuses_what_cannot_be(affinity):
+def test_to_choose_refuses_what_cannot_be(affinity):
+    nodes = NumaNodes({})
     with pytest.raises(UsageError, match="not both"):
-        bind("0", "0")
+        chosen_cpus("0", "0", affinity, nodes)
     with pytest.raises(UsageError, match="may not use CPU 4000-4001; it may use"):
-        bind("4000-4001", None)
-    assert os.sched_getaffinity(0) == affinity
+        chosen_cpus("4000-4001", None, affinity, nodes)
+    assert chosen_cpus(None, None, affinity, nodes) is None

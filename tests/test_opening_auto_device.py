@@ -15,9 +15,10 @@ from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
-from edge_llm.opening import assembly, auto_device, examine
+from edge_llm.opening import auto_device, defaults, examine, machine, resolve
+from edge_llm.opening import runner as opening
 from edge_llm.opening.auto_device import AutoDevice, choose_device, find_device
-from edge_llm.opening.load import load_engine
+from edge_llm.opening.load import load_engine, plan_of
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,12 @@ def found(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
 
     def found_(device):
-        monkeypatch.setattr(assembly, "find_device", lambda: device)
-        assembly._found_device.cache_clear()
+        monkeypatch.setattr(machine, "find_device", lambda: device)
+        machine._found_device.cache_clear()
+        opening.say_once.cache_clear()
 
     yield found_
-    assembly._found_device.cache_clear()
+    machine._found_device.cache_clear()
 
 
 def answer(folder, capsys, *options):
@@ -128,7 +130,7 @@ def test_a_card_that_lacks_something_is_left_alone_with_the_remedy(tmp_path, fil
 
 def test_a_start_without_a_card_loads_nothing_that_only_cards_need():
     script = (
-        "import sys; from edge_llm.config import RuntimeConfig; from edge_llm.opening.load import load_engine\n"
+        "import sys; from edge_llm.config import RuntimeConfig; from edge_llm.opening.load import load_engine, plan_of\n"
         "load_engine(None, RuntimeConfig(threads=1)); print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -177,16 +179,16 @@ def test_a_card_that_refuses_the_model_leaves_it_to_the_host(folder, capsys, fou
     }  # fmt: skip
     found(AutoDevice("nowhere", "a card is here"))
     monkey = {"device": "host", "device_reason": "the device `nowhere` refuses: too large for the card; use --device host"}
-    assembly_open = assembly.open_device
+    opens = resolve.open_device
 
     def refuses(name, options):
         if name == "nowhere":
             raise DeviceError("too large for the card; use --device host")
-        return assembly_open(name, options)
+        return opens(name, options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "open_device", refuses)
-        patch.setattr(assembly, "check_device", lambda name: None)
+        patch.setattr(resolve, "open_device", refuses)
+        patch.setattr(defaults, "check_device", lambda name: None)
         assert run([command, str(folder), *arguments[command], "-t", "1", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert monkey.items() <= (said[0] if command == "bench" else said).items()
@@ -205,7 +207,7 @@ def test_a_card_that_was_asked_for_and_refuses_is_an_error(folder):
 
 def test_float_looks_for_no_card(folder, found):
     found(None)
-    assert assembly.fill_defaults(RuntimeConfig(float_path=True), load_engine(folder, RuntimeConfig(device="host")).config)
+    assert plan_of(folder, RuntimeConfig(float_path=True)).site.device == "host"
 
 
 @pytest.mark.parametrize(

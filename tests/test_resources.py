@@ -19,7 +19,7 @@ def test_hyper_threads_of_a_core_count_once(tmp_path, monkeypatch):
     for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
         (tmp_path / str(cpu)).write_text(siblings + "\n")
     monkeypatch.setattr(resources, "_TOPOLOGY", str(tmp_path / "{}"))
-    monkeypatch.setattr(resources, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(resources, "cpu_quota", lambda: None)
     for allowed, expected in [({0, 1, 2, 3}, 2), ({0, 2}, 1), ({1}, 1), ({0, 1, 7}, 3)]:  # 7 hides its siblings
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
         assert resources.usable_cores() == expected
@@ -27,5 +27,5 @@ def test_hyper_threads_of_a_core_count_once(tmp_path, monkeypatch):
 
 def test_the_quota_of_a_container_bounds_the_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(resources, "_cgroup_quota", lambda: 1)
+    monkeypatch.setattr(resources, "cpu_quota", lambda: 1)
     assert resources.usable_cores() == 1

@@ -18,7 +18,9 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
-from edge_llm.opening.assembly import fill_defaults, make_runner
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import open_runner
 from edge_llm.runner.base import Cancelled, Runner, Segment
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.text.tokenizer import Tokenizer
@@ -72,7 +74,7 @@ def subjects(tmp_path_factory, tiny_model):
     made = {}
     for name, options in INT8.items():
         runtime = RuntimeConfig(threads=1, context=CONTEXT, kv_tokens=4 * CONTEXT, chunk=16, window=2, **options)
-        made[name] = Subject(make_runner(bundle, fill_defaults(runtime, CONFIG)), CONFIG.vocab_size, same_bits=True)
+        made[name] = Subject(open_runner(resolve(runtime, this_machine(), bundle)), CONFIG.vocab_size, same_bits=True)
     model = float_model(tiny_model())
     made["float"] = Subject(FloatRunner(model, CONTEXT), model.config.vocab_size, same_bits=False)
     return made

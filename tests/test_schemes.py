@@ -18,7 +18,7 @@ from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, Usage
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import encode_manifest
 from edge_llm.models import load_config
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
 from kernels import reference as kernel_reference

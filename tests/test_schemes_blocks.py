@@ -16,8 +16,8 @@ from edge_llm.errors import CorruptBundle, DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import encode_manifest
-from edge_llm.opening.assembly import load_runner
 from edge_llm.opening.load import load_engine
+from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.runner.base import Segment
 from edge_llm.schemes import check_tensor, linear_tensors, scheme_of

@@ -25,8 +25,8 @@ from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models import describe, load_config
 from edge_llm.models.rope import frequencies
 from edge_llm.models.weights import check_tensors
-from edge_llm.opening.assembly import load_runner
 from edge_llm.opening.made_from import is_made_from
+from edge_llm.opening.runner import load_runner
 from edge_llm.sources import open_source
 from edge_llm.sources.gguf import _ENDS
 from edge_llm.sources.gguf_config import config_of

@@ -22,7 +22,7 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.sources import open_source
 from edge_llm.sources.base import StaticModule
 from edge_llm.weights.resident import layer_weights

@@ -38,7 +38,7 @@ from edge_llm.errors import EdgeLLMError, InvalidModel, UnsupportedModel, UsageE
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.float8 import e4m3_values
 from edge_llm.formats.packed_integers import unpack, words_of
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.sources import open_source
 from edge_llm.sources.base import PackedSource
 from edge_llm.sources.quantization import READ

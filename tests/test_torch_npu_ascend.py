@@ -15,8 +15,10 @@ from test_ascend import BOUND, BUILTIN, FLOAT16, ON_CARD, SHAPES, logits
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.opening.assembly import fill_defaults, load_runner, make_device
 from edge_llm.opening.load import load_engine
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 
 if TYPE_CHECKING:
@@ -425,11 +427,16 @@ def memory_left(folder: str) -> list[int]:
     load_torch_npu()
     kernels.install(IMPLEMENTATIONS)
     bundle = open_bundle(Path(folder) / "tied")
-    runtime = fill_defaults(RuntimeConfig(threads=1, context=512, device="ascend"), bundle.config)
-    left = [make_device(runtime, bundle.decoder).most(0)]  # type: ignore[attr-defined]
+
+    def most() -> int:
+        plan = resolve(RuntimeConfig(threads=1, context=512, device="ascend"), this_machine(), bundle)
+        assert plan.weights.card is not None
+        return plan.device.most(0)  # type: ignore[union-attr]
+
+    left = [most()]
     for placement in ("card", "split"):
         logits(runner_of(bundle, placement=placement), tokens_of(bundle))
-        left.append(make_device(runtime, bundle.decoder).most(0))  # type: ignore[attr-defined]
+        left.append(most())
     return left
 
 

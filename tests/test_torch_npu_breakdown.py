@@ -8,7 +8,7 @@ from test_ascend import SHAPES, logits, runtime_of, tokens_of
 from edge_llm.bench.breakdown import Clock
 from edge_llm.bench.synthetic import write_random
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 
 
 def watched(folder: str) -> dict[str, tuple[int, float]]:

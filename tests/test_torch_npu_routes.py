@@ -20,7 +20,8 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, ModelConfig, RuntimeConfig
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import fill_defaults, make_device, room
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
 
 if TYPE_CHECKING:
     from standins import Card
@@ -104,8 +105,8 @@ def phases(
 def least_memory(bundle: Any, **options: Any) -> str:
     """Too little by one layer."""
     given = {"threads": 1, "context": 512, "chunk": 32, "kv_tokens": 1024, "device": "ascend"}
-    runtime = fill_defaults(RuntimeConfig(**given, **options), bundle.config)
-    needs = make_device(runtime, bundle.decoder).needs(bundle.decoder, bundle.tensors, room(runtime))
+    plan = resolve(RuntimeConfig(**given, **options), this_machine(), bundle)
+    needs = plan.device.needs(bundle.decoder, bundle.tensors, plan.room)
     return str(needs.total - sum(needs.layers[: len(needs.layers) // 3]))
 
 

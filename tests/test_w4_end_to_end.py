@@ -15,8 +15,10 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.opening.load import load_engine
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 
 ODD = LlamaConfig(
@@ -116,9 +118,8 @@ def test_every_device_is_the_int8_weight(bundles, way):
 def test_layers_that_are_streamed_to_a_card_are_the_int8_weight(bundles, chip, placement):
     """A card has INT8 tiles, so it has the same needs; a host's buffers hold codes."""
     way = {"device": f"emulated:{chip}", "placement": placement}
-    runtime = fill_defaults(RuntimeConfig(**{"threads": 2, "context": 224, **way}), bundles[0].config)
-    device = make_device(runtime, bundles[0].decoder)
-    needs = [device.needs(bundle.decoder, bundle.tensors, room(runtime)) for bundle in bundles]
+    plan = resolve(RuntimeConfig(**{"threads": 2, "context": 224, **way}), this_machine(), bundles[0])
+    needs = [plan.device.needs(bundle.decoder, bundle.tensors, plan.room) for bundle in bundles]
     in_two_passes = any("," in one.scheme for name, one in bundles[0].decoder.linears().items() if name.endswith("gate_up"))
     assert (needs[0].fixed > needs[1].fixed) == in_two_passes  # room for gate and up channels that meet in a second pass
     assert needs[0] == dataclasses.replace(needs[1], fixed=needs[0].fixed)

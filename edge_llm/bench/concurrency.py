@@ -14,14 +14,15 @@ from edge_llm.bench.loads import Face, Load, Outcome
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import MOST_PARALLEL, GenerationParams, RuntimeConfig
+from edge_llm.decoding.draft import Drafter, no_draft
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
-from edge_llm.opening.load import load_engine, make_drafter
+from edge_llm.opening.load import load_engine
+from edge_llm.opening.runner import load_runner
 from edge_llm.paths import builtin_bundle
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
@@ -102,8 +103,11 @@ def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, syn
         tokenizer = BorrowedTokenizer.from_folder(builtin.folder, bundle.config.vocab_size)
         template = ChatTemplate.from_folder(builtin.folder, tokenizer)
         limits = Limits(most_running=parallel)
-        defaults, drafter = GenerationParams(), make_drafter(runtime, bundle)
-        return Engine(folder.name, bundle.config, tokenizer, template, defaults, runner, 0.0, limits, drafter)
+        return Engine(folder.name, bundle.config, tokenizer, template, GenerationParams(), runner, 0.0, limits, _no_drafter)
+
+
+def _no_drafter() -> Drafter:
+    return no_draft
 
 
 def measure(face: Face, loads: Sequence[Load], repetitions: int) -> list[LoadResult]:

@@ -79,7 +79,7 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
     from edge_llm.bench.held_out import OwnReader, PeerReader, Reader, compare_readers, held_out_windows
     from edge_llm.bench.peer import LLAMA_CPP
     from edge_llm.bench.source_gguf import FILE, source_ggufs
-    from edge_llm.opening.assembly import load_runner
+    from edge_llm.opening.runner import load_runner
     from edge_llm.sources import open_source
     from edge_llm.sources.lora_places import wishes_of
     from edge_llm.text.tokenizer import Tokenizer

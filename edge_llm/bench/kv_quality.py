@@ -21,8 +21,10 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.affinity import bind
 from edge_llm.opening.float_assembly import bundle_layer, float_model
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
 from edge_llm.operations.attention import KEY_OFFSET, Attention
 from edge_llm.operations.base import KVRounding
 from edge_llm.paths import find_bundle
@@ -100,19 +102,19 @@ def measure_kv_quality(
         raise UsageError("--no-shadow has no meaning with --kv, which measures the float model", param="no_shadow")
     check_enough(tokens, window, bos)
     with open_bundle(find_bundle(name)) as bundle:
-        runtime = fill_defaults(runtime, bundle.config)
-        assert runtime.context is not None and runtime.threads is not None
+        plan = resolve(runtime, this_machine(), bundle)
+        bind(plan.cpus)
         model = float_model(bundle)
         read = Costs.of_bundle(bundle).weight_bytes
-        text, pool = tokens[: min(FOLD_TOKENS, window)], ThreadPool(runtime.threads)
+        text, pool = tokens[: min(FOLD_TOKENS, window)], ThreadPool(plan.threads)
         folds = find_folds(model, bundle.decoder, ResidentWeights(bundle), text, pool)
-    oracle = FloatRunner(model, runtime.context)
+    oracle = FloatRunner(model, plan.context)
     attentions = model.decoder.attentions
     found = []
     for done, scheme in enumerate(schemes):
         if progress is not None:
             progress(done, len(schemes))
-        runner = FloatRunner(model.with_kv_rounding([fold.rounding(scheme) for fold in folds]), runtime.context)
+        runner = FloatRunner(model.with_kv_rounding([fold.rounding(scheme) for fold in folds]), plan.context)
         quality = compare(runner, oracle, tokens, window, bos)
         key_bits, value_bits = (max(each.bits(one.head_dim) for one in attentions) for each in (scheme.keys, scheme.values))
         nbytes = round(DEPTH * scheme.token_bytes(attentions))

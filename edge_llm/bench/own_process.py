@@ -12,7 +12,7 @@ from edge_llm.bench.serve import serve
 from edge_llm.bench.worker import Worker
 from edge_llm.config import RuntimeConfig
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 
 
 class OwnProcess:

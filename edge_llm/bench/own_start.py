@@ -9,7 +9,7 @@ import kernels
 from edge_llm.bench.serve import serve
 from edge_llm.config import RuntimeConfig
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 
 PROMPT = 32
 """Tokens of the prompt."""

@@ -23,7 +23,7 @@ from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
 from edge_llm.config import RuntimeConfig
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.sizes import float_sizes, sizes
-from edge_llm.opening.assembly import load_runner
+from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Site
 from edge_llm.runner.runner import Int8Runner
 

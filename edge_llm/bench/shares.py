@@ -19,8 +19,10 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
-from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.affinity import bind
 from edge_llm.opening.float_assembly import bundle_layer, float_model
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
 from edge_llm.operations.arithmetic import soft_cap
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.float_kv import FloatKV
@@ -67,15 +69,15 @@ def measure_shares(
     """
     bundle = open_bundle(find_bundle(name))
     bundle = bundle.with_static_scales() if runtime.activations == STATIC else bundle
-    runtime = fill_defaults(runtime, bundle.config)
-    assert runtime.context is not None and runtime.threads is not None
-    model, weights, pool = float_model(bundle), ResidentWeights(bundle), ThreadPool(runtime.threads)
-    oracle = FloatRunner(model, runtime.context)
+    plan = resolve(runtime, this_machine(), bundle)
+    bind(plan.cpus)
+    model, weights, pool = float_model(bundle), ResidentWeights(bundle), ThreadPool(plan.threads)
+    oracle = FloatRunner(model, plan.context)
     losses = {}
     for done, place in enumerate(PLACES):
         if progress is not None:
             progress(done, len(PLACES))
-        runner = FloatRunner(PartlyInt8(weights, model, bundle.decoder, pool, place), runtime.context)
+        runner = FloatRunner(PartlyInt8(weights, model, bundle.decoder, pool, place), plan.context)
         found = compare(runner, oracle, tokens[:MAX_TOKENS], window, bos)
         losses[place] = found.mean_kl
     if progress is not None:

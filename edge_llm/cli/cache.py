@@ -12,8 +12,9 @@ from edge_llm.cli.values import MODEL
 from edge_llm.errors import ModelNotFound
 from edge_llm.files import shown
 from edge_llm.kv.prefix_folder import ModelPages, prune, remove_model, stored_models, stored_pages
-from edge_llm.opening.prefix_cache import is_usable, parse_budget
+from edge_llm.opening.prefix_cache import is_usable
 from edge_llm.paths import prefix_cache_folder
+from edge_llm.weights.budget import parse_disk
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -50,7 +51,7 @@ def list_cache(as_json: bool) -> None:
 def prune_cache(size: str | None, as_json: bool) -> None:
     """Remove what no model that is here will ask for."""
     root = prefix_cache_folder()
-    most_bytes = None if size is None else parse_budget(size)
+    most_bytes = None if size is None else parse_disk(size)
     doomed = [model for model in stored_models(root) if not is_usable(model.label)]
     _remove(doomed)
     pruned = [] if most_bytes is None else prune(root, most_bytes)

@@ -20,7 +20,8 @@ from edge_llm.errors import UsageError
 from edge_llm.export.compressed import Exported, export_compressed
 from edge_llm.export.linears import LOSSES
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.defaults import fill_defaults
+from edge_llm.opening.machine import this_machine
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_count
 from edge_llm.quant.quality import Quality
@@ -87,7 +88,7 @@ def _refuse_others(kind: str, options: Mapping[str, Mapping[str, object]]) -> No
 
 def _onnx(model: str, out: str | None, flavour: str, runtime: RuntimeConfig, as_json: bool) -> None:
     with open_bundle(find_bundle(model)) as bundle, progress_bar() as draw:
-        runtime = fill_defaults(runtime, bundle.config)
+        runtime = fill_defaults(runtime, bundle.config, this_machine())
         assert runtime.context is not None and runtime.chunk is not None
         folder = f"{bundle.folder.resolve().name}-{ONNX}" if out is None else out
         lengths = chunk_lengths(runtime.chunk, runtime.context)

@@ -22,8 +22,9 @@ from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import sizes
-from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.defaults import fill_defaults
 from edge_llm.opening.load import load_comparison
+from edge_llm.opening.machine import this_machine
 from edge_llm.paths import find_bundle
 from edge_llm.quant.kv import KVScheme, kv_schemes
 from edge_llm.quant.quality import Quality
@@ -106,7 +107,7 @@ def perplexity_command(
 
 def _runs_on_host(model: str, runtime: RuntimeConfig) -> bool:
     with open_bundle(find_bundle(model)) as bundle:
-        return fill_defaults(runtime, bundle.config).device == "host"
+        return fill_defaults(runtime, bundle.config, this_machine()).device == "host"
 
 
 def _on_card(kv: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import click
 
 from edge_llm.ascend.selftest.report import ESTIMATES, source_of_times
-from edge_llm.bench.rates import CardDevice, device_rates, law_of
+from edge_llm.bench.rates import device_rates, law_of
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.here import known_here
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, shared, threads_option
@@ -18,13 +16,15 @@ from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import MODEL
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
-from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.opening.assembly import choose_activations, fill_defaults, make_device, or_on_host, plan_device, room
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.plan import Plan, WeightsPlan, site_rows
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import say_once
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
-from edge_llm.runner.base import Site
 from edge_llm.subgraphs.placement import PLACEMENTS
-from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
+from edge_llm.weights.plan import Prediction, Rates, Work, layer_ranges, predict
 
 
 @click.command("plan")
@@ -44,8 +44,10 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     what `edge-llm doctor --selftest` measured on this machine.
     """
     with open_bundle(find_bundle(known_here(model))) as bundle:
-        runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
-        reckoned = or_on_host(runtime, partial(_reckon, bundle))
+        plan = resolve(RuntimeConfig(**options), this_machine(), bundle)
+        for notice in plan.notices:
+            say_once(notice)
+        reckoned = _reckon(plan)
     if as_json:
         say_json(reckoned.facts)
     else:
@@ -53,41 +55,31 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
 
 
 class _Reckoned(NamedTuple):
-    plan: MemoryPlan
-    sizes: WeightSizes
+    plan: Plan
     rates: Rates
     prediction: Prediction
     facts: dict[str, Any]
 
 
-def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
-    sizes = WeightSizes.of_bundle(bundle)
-    device = make_device(runtime, bundle.decoder)
-    plan = plan_device(bundle, runtime, device)
-    card = _card(bundle, runtime, device, sizes) | _times(device)
-    rates = device_rates(bundle, runtime, device)
+def _reckon(plan: Plan) -> _Reckoned:
+    assert plan.device is not None
+    bundle, host = plan.bundle, plan.weights.host
+    rates = device_rates(bundle, plan.runtime, plan.device)
     costs = Costs.of_bundle(bundle)
-    assert runtime.chunk is not None
-    prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
-    facts = {"weights_bytes": bundle.size, **_facts(plan, sizes, rates, prediction)}
-    scaled = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
-    facts |= {"n_threads": runtime.threads, **asdict(Site.of(scaled, device)), **card}
-    return _Reckoned(plan, sizes, rates, prediction, facts)
+    prediction = predict(host, Work(costs.operations, costs.weight_bytes), rates, plan.runtime.window * plan.chunk)
+    facts = plan.facts | {"weights_bytes": bundle.size, **_facts(plan.weights, rates, prediction)}
+    return _Reckoned(plan, rates, prediction, facts | _card(plan.weights) | _times(plan.device))
 
 
-def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightSizes) -> dict[str, Any]:
-    """What lies on the card of ``device``, and what lies on the host a second time; empty without a card."""
-    if not isinstance(device, CardDevice):
+def _card(weights: WeightsPlan) -> dict[str, Any]:
+    """What lies on the card, and what lies on the host a second time; empty without a card."""
+    if (card := weights.card) is None:
         return {}
-    space = room(runtime)
-    needs = device.needs(bundle.decoder, bundle.tensors, space)
-    streamed = device.streamed(bundle.decoder, bundle.tensors, space)
-    twice = sum(layer.held - layer.beside_card for layer in sizes.layers) if device.placement.decodes_on_host else 0
     return {
-        "card_bytes": needs.held(streamed),
-        "card_memory_bytes": device.most(needs.weights(streamed)),
-        "card_streamed_layers": streamed,
-        "held_twice_bytes": twice,
+        "card_bytes": card.held,
+        "card_memory_bytes": card.most,
+        "card_streamed_layers": weights.to_card,
+        "held_twice_bytes": card.twice,
     }
 
 
@@ -97,15 +89,12 @@ def _times(device: Device) -> dict[str, str]:
     return {} if law is None else {"card_times": source_of_times(law)}
 
 
-def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
+def _facts(weights: WeightsPlan, rates: Rates, prediction: Prediction) -> dict[str, Any]:
     return {
-        "memory_bytes": sizes.total,
-        "budget_bytes": plan.budget,
-        "held_bytes": plan.held_bytes,
-        "resident_layers": plan.resident,
-        "streamed_layers": plan.streamed,
-        "slots": plan.slots,
-        "streamed_bytes_per_token": plan.streamed_bytes,
+        "memory_bytes": weights.total,
+        "budget_bytes": weights.host.budget,
+        "held_bytes": weights.host.held_bytes,
+        "slots": weights.host.slots,
         "disk_bytes_per_s": rates.disk,
         "memory_bytes_per_s": rates.memory,
         "operations_per_s": rates.operations,
@@ -116,19 +105,18 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
 
 
 def _text(reckoned: _Reckoned) -> str:
-    plan, sizes, rates, prediction, facts = reckoned
-    device = facts["device"]
+    weights, host = reckoned.plan.weights, reckoned.plan.weights.host
+    rates, prediction, facts = reckoned.rates, reckoned.prediction, reckoned.facts
     assumed = _assumed(facts)
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
-        ("device", f"{device} ({facts['device_reason']})"),
-        ("placement", f"{facts['placement']} ({facts['placement_reason']})"),
-        ("weights", f"{byte_size(facts['weights_bytes'])}; {byte_size(sizes.total)} in memory, where scales are computed"),
-        ("held", f"{byte_size(plan.held_bytes)} in memory"),
+        *site_rows(facts),
+        ("weights", f"{byte_size(facts['weights_bytes'])}; {byte_size(weights.total)} in memory, where scales are computed"),
+        ("held", f"{byte_size(host.held_bytes)} in memory"),
         *_card_rows(facts),
-        ("resident", f"{len(plan.resident)} layers: {layer_ranges(plan.resident) or 'none'}"),
-        ("streamed", f"{len(plan.streamed)} layers through {plan.slots} slots: {layer_ranges(plan.streamed)}"),
-        ("from flash", f"{byte_size(plan.streamed_bytes)} per generated token, or per window of a prompt"),
+        ("resident", f"{len(host.resident)} layers: {layer_ranges(host.resident) or 'none'}"),
+        ("streamed", f"{len(host.streamed)} layers through {host.slots} slots: {layer_ranges(host.streamed)}"),
+        ("from flash", f"{byte_size(host.streamed_bytes)} per generated token, or per window of a prompt"),
         ("disk", f"{rates.disk / 1e9:.2f} GB/s"),
         ("memory", f"{rates.memory / 1e9:.1f} GB/s{token}"),
         ("processor", f"{rates.operations / 1e9:.0f} INT8 GOP/s in a layer of this model{assumed}"),
@@ -136,9 +124,9 @@ def _text(reckoned: _Reckoned) -> str:
         ("prompt", f"about {prediction.prefill:.0f} tokens/s"),
         ("free from", f"prompts of {prediction.free_prompt} tokens: computing them takes as long as reading the weights"),
     ]
-    if not plan.resident and not plan.streamed:  # a card has them all
+    if not host.resident and not host.streamed:  # a card has them all
         rows = [row for row in rows if row[0] != "resident"]
-    if not plan.streamed:
+    if not host.streamed:
         rows = [row for row in rows if row[0] not in ("streamed", "from flash", "free from")]
     return "\n".join(f"{name:11} {value}" for name, value in rows)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -241,7 +241,7 @@ class Room:
 
 
 class Device(Protocol):
-    """Where models run."""
+    """Where models run.  It is found by `edge_llm.devices.open_device`; its threads begin when it opens a model."""
 
     name: str
     numerics: str
@@ -296,6 +296,31 @@ class Device(Protocol):
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         """Build a subgraph once; ``tables`` reach over the whole context."""
+        ...
+
+
+class CardNeeds(Protocol):
+    """What a model takes of a card's memory."""
+
+    def held(self, streamed: Sequence[int]) -> int:
+        """Bytes in all when these layers are streamed."""
+        ...
+
+    def weights(self, streamed: Sequence[int]) -> int:
+        """Bytes of weights that lie on the card for good when these layers are streamed."""
+        ...
+
+
+@runtime_checkable
+class CardKeeper(Protocol):
+    """A device with memory of its own."""
+
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the card's memory."""
+        ...
+
+    def most(self, weights: int) -> int:
+        """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 
 from edge_llm.config import ACTIVATIONS
 from edge_llm.devices.arrays import HostArrays
@@ -55,8 +55,13 @@ class HostDevice:
     host_embeds = True
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
-        self.pool = ThreadPool(threads, cores)
+        self._threads, self._cores = threads, cores
         self._shadow = shadow
+
+    @cached_property
+    def pool(self) -> ThreadPool:
+        """Its threads, which begin when they are asked for first."""
+        return ThreadPool(self._threads, self._cores)
 
     @property
     def overflow(self) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,5 @@ class ModelFacts:
     weights_bytes: int = 0
     """Of all weights."""
     bits_per_weight: float | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What was planned when it was opened: where it runs, context, threads, memory; sizes in bytes."""

@@ -14,16 +14,16 @@ from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import StorageError
 from edge_llm.opening.auto_device import AutoDevice, choose_device
+from edge_llm.opening.machine import Machine, this_machine
 from edge_llm.opening.processor import Processor, processor_findings
 from edge_llm.paths import models_folder
-from edge_llm.resources import usable_cores
 
 
 def examine() -> list[Finding]:
     """Everything that is worth knowing, in the order a person would ask."""
     machine = AscendMachine()
     card = ascend_findings(machine)
-    host = [*_software(), *processor_findings(Processor()), *_threads(), *_memory_and_disk()]
+    host = [*_software(), *processor_findings(Processor()), *_threads(this_machine()), *_memory_and_disk()]
     return [*host, *card, *_device(choose_device(machine, card))]
 
 
@@ -32,8 +32,8 @@ def _software() -> Iterator[Finding]:
     yield Finding("python", sys.version.split()[0], good=True)
 
 
-def _threads() -> Iterator[Finding]:
-    yield Finding("threads", f"{usable_cores()} used by default, {len(os.sched_getaffinity(0))} allowed", good=True)
+def _threads(machine: Machine) -> Iterator[Finding]:
+    yield Finding("threads", f"{machine.threads} used by default, {len(machine.cpus)} allowed", good=True)
 
 
 def _device(auto: AutoDevice) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""A bundle and a `RuntimeConfig` become a float runner, or float layers around the bundle's own linears.
+"""A bundle becomes a float runner, or float layers around the bundle's own linears.
 
 Only ``--float`` and `edge-llm perplexity` want that.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.config import RuntimeConfig
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.reference import FloatModel, layer_forward
@@ -26,10 +25,9 @@ from edge_llm.sources.lora_places import wishes_of
 from kernels import ThreadPool
 
 
-def float_runner(bundle: Bundle, runtime: RuntimeConfig) -> Runner[Any]:
+def float_runner(bundle: Bundle, context: int) -> Runner[Any]:
     """The float oracle over the source's own weights, which the bundle carries or remembers the place of."""
-    assert runtime.context is not None
-    return FloatRunner(float_model(bundle), runtime.context)
+    return FloatRunner(float_model(bundle), context)
 
 
 def float_model(bundle: Bundle) -> FloatModel:

@@ -11,16 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_llm.config import RuntimeConfig
-from edge_llm.errors import EdgeLLMError, StorageError, UsageError
+from edge_llm.errors import EdgeLLMError, StorageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.opening.numerics import numerics_version
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, prefix_cache_folder
-from edge_llm.weights.budget import parse_memory
 
 log = logging.getLogger("edge_llm.engine")
-
-_OFF = ("", "0", "off")
 
 
 def weights_digest(bundle: Bundle) -> str:
@@ -47,13 +44,12 @@ def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
-def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig, page_bytes: int) -> PrefixStore | None:
-    """The stored pages of the model, of ``page_bytes`` bytes each; None when the cache is off, or has no place.
+def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig, page_bytes: int, budget: int) -> PrefixStore | None:
+    """The stored pages of the model, of ``page_bytes`` bytes each; None when there is no place.
 
-    ``runtime`` names the budget.  Raises `UsageError` for an invalid budget.  The end of the process waits for its pages.
+    ``budget`` is in bytes, 0 for none; ``runtime`` is that of `model_identity`.  The end of the process waits for its pages.
     """
-    budget = parse_budget(runtime.prefix_cache or "0")
-    if budget == 0 or runtime.float_path:
+    if budget == 0:
         return None
     builtin = bundle.folder == builtin_bundle()
     label = {
@@ -91,16 +87,3 @@ def is_usable(label: Mapping[str, str]) -> bool:
             return weights_digest(bundle) == label["weights"]
     except (EdgeLLMError, KeyError):
         return False
-
-
-def parse_budget(text: str) -> int:
-    """Bytes that ``text`` means, such as `1GiB`; `0` and `off` mean 0.  Raises `UsageError` for anything else."""
-    if text.strip().lower() in _OFF:
-        return 0
-    try:
-        return parse_memory(text, None)
-    except UsageError:
-        raise UsageError(
-            f"`{text[:40]}` is an invalid size for the prefix cache; write 1GiB, 300MiB, a number of bytes, or 0 for none",
-            param="prefix_cache",
-        ) from None

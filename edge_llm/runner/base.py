@@ -127,6 +127,10 @@ class Site:
         return f"device: {self.device} ({self.device_reason}); {placement}; keys: {self.keys}{activations}"
 
 
+FLOAT_SITE = Site("host", "--float runs there only", "host", "--float has no other", "float32", "")
+"""Of every float runner."""
+
+
 class Runner(Protocol[State]):
     """Runs the model."""
 

@@ -12,7 +12,7 @@ from edge_llm.errors import ContextOverflow
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
+from edge_llm.runner.base import FLOAT_SITE, Cancel, Cancelled, Segment
 from edge_llm.runner.inside import RunnerInside
 
 
@@ -72,7 +72,7 @@ class FloatRunner:
 
     clipped = 0
     pool = None
-    site = Site("host", "--float runs there only", "host", "--float has no other", "float32", "")
+    site = FLOAT_SITE
 
     def __init__(self, model: Model, context: int) -> None:
         self.context = context

@@ -13,6 +13,7 @@ _FACTORS = {
 }  # fmt: skip
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)", re.ASCII)
 MAX_BYTES = 2**60
+_OFF = ("", "0", "off")
 
 
 def parse_memory(text: str | int, whole: int | None, param: str = "memory", *, of: str = "the weights") -> int:
@@ -32,3 +33,19 @@ def parse_memory(text: str | int, whole: int | None, param: str = "memory", *, o
     if not 1 <= nbytes <= MAX_BYTES:
         raise UsageError(f"{param.replace('_', ' ')} must be between 1 byte and 2^60 bytes, got `{text}`", param=param)
     return nbytes
+
+
+def parse_disk(text: str) -> int:
+    """Bytes that ``text`` means for the prefix cache, such as `1GiB`; `0` and `off` mean 0.
+
+    Raises `UsageError` for anything else.
+    """
+    if text.strip().lower() in _OFF:
+        return 0
+    try:
+        return parse_memory(text, None)
+    except UsageError:
+        raise UsageError(
+            f"`{text[:40]}` is an invalid size for the prefix cache; write 1GiB, 300MiB, a number of bytes, or 0 for none",
+            param="prefix_cache",
+        ) from None

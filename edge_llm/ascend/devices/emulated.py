@@ -9,6 +9,7 @@ chip itself would take is in `card_cost`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from threading import Lock
 
 from edge_llm.ascend.devices.card_arrays import CardArrays
@@ -78,14 +79,35 @@ class EmulatedDevice:
         self.law, self.route = law, way
         self.numerics = f"{self.name}:{way.name}"
         self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
-        self.cpu_cores, self.npu_cores = split_cores(threads)
-        self.cpu_threads = len(self.cpu_cores)
-        pool = ThreadPool(len(self.npu_cores), self.npu_cores)
-        self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))
-        self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
+        self.cpu_threads = threads // 2 or threads
+        self._threads, self._memory = threads, CardMemory(law, memory)
         self._shadow = shadow
         self._limited = memory is not None
         self._stream = Lock()  # of products that are launched one by one
+
+    @cached_property
+    def _split(self) -> tuple[list[int], list[int]]:
+        return split_cores(self._threads)
+
+    @property
+    def cpu_cores(self) -> list[int]:
+        """Cores of the CPU's lane."""
+        return self._split[0]
+
+    @property
+    def npu_cores(self) -> list[int]:
+        """Cores that stand for the chip."""
+        return self._split[1]
+
+    @cached_property
+    def chip(self) -> EmulatedChip:
+        """The chip, whose threads begin when it is asked for first."""
+        pool = ThreadPool(len(self.npu_cores), self.npu_cores)
+        return EmulatedChip(self.law, self.route, pool, self._memory)
+
+    @cached_property
+    def _host(self) -> HostDevice:
+        return HostDevice(len(self.cpu_cores), shadow=self._shadow, cores=self.cpu_cores)
 
     @property
     def pool(self) -> ThreadPool:
@@ -112,15 +134,15 @@ class EmulatedDevice:
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
-        return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
+        return self.needs(decoder, tensors, room).streamed(self._memory.most) if self._limited else ()
 
     def most(self, weights: int) -> int:
         """Bytes of the chip's memory that a model may take, ``weights`` bytes of weights among them."""
-        return self.chip.memory.most(weights)
+        return self._memory.most(weights)
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
-        return CardPlan(decoder, tensors, self.placement, self.chip.law, self.chip.route, room).needs()
+        return CardPlan(decoder, tensors, self.placement, self.law, self.route, room).needs()
 
     def page_bytes(self, decoder: Decoder) -> int:
         return page_bytes(decoder.attentions)
@@ -136,7 +158,7 @@ class EmulatedDevice:
 
     def costs(self, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
         """Seconds that the chip itself would take for each of its tasks, by cost key ``part/rows``."""
-        return card_costs(self.chip.law, self.chip.route, linears, lengths)
+        return card_costs(self.law, self.route, linears, lengths)
 
     def _build_products(self, subgraph: Subgraph) -> RunSubgraph:
         steps = tuple(Product(self.chip, op, subgraph.rows) for op in subgraph.ops)

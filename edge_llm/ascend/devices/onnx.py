@@ -7,6 +7,7 @@ All that is float runs on the CPU's lane, as beside a card (placement *split*); 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from threading import Lock
 
 import numpy as np
@@ -85,11 +86,27 @@ class OnnxDevice:
         self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")
         for package in ("onnx", "onnxruntime"):
             onnx_package(package)
-        self.cpu_cores, self.npu_cores = split_cores(threads)
-        self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
-        self._memory = memory
+        self._threads, self._shadow, self._memory = threads, shadow, memory
         self._sessions: dict[tuple[int, int, int, bool], Session] = {}
         self._stream = Lock()  # of products, which share sessions
+
+    @cached_property
+    def _split(self) -> tuple[list[int], list[int]]:
+        return split_cores(self._threads)
+
+    @property
+    def cpu_cores(self) -> list[int]:
+        """Cores of the CPU's lane."""
+        return self._split[0]
+
+    @property
+    def npu_cores(self) -> list[int]:
+        """Cores of onnxruntime."""
+        return self._split[1]
+
+    @cached_property
+    def _host(self) -> HostDevice:
+        return HostDevice(len(self.cpu_cores), shadow=self._shadow, cores=self.cpu_cores)
 
     @property
     def pool(self) -> ThreadPool:

@@ -23,7 +23,7 @@ from edge_llm.cli.options import threads_option
 from edge_llm.cli.terminal import note
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import load_int8_runner
+from edge_llm.opening.runner import load_int8_runner
 from edge_llm.runner.order import AUTO
 
 

@@ -21,7 +21,7 @@ from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
 from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
 from edge_llm.errors import UsageError
-from edge_llm.opening.auto_device import find_device
+from edge_llm.opening.machine import this_machine
 from edge_llm.paths import find_bundle
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
     chunk = ubatch or runtime.chunk
     if batch is None:
         return replace(runtime, chunk=chunk)
-    device = find_device().device if runtime.device == "auto" else runtime.device
+    device = this_machine().auto.device if runtime.device == "auto" else runtime.device
     chunk = min(chunk or longest_chunk(device), batch)
     return replace(runtime, chunk=chunk, window=max(1, batch // chunk))
 

@@ -36,7 +36,8 @@ from edge_llm.cli.values import NewFile, Real
 from edge_llm.config import BLOCKS, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.opening.assembly import fill_defaults
+from edge_llm.opening.defaults import fill_defaults
+from edge_llm.opening.machine import this_machine
 from edge_llm.progress import ignore
 from edge_llm.runner.base import Site
 
@@ -177,7 +178,7 @@ def bench_command(
             bundle=bundle,
             tests=tests,
             runtime=runtime,
-            threads=tuple(fill_defaults(one, bundle.config).threads or 1 for one in runtimes),
+            threads=tuple(fill_defaults(one, bundle.config, this_machine()).threads or 1 for one in runtimes),
             repetitions=options["repetitions"],
             warm_up=not options["no_warmup"],
             delay=options["delay"],

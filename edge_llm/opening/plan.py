@@ -1,0 +1,170 @@
+"""The plan of one opening: where a model runs, with how much of everything, and the memory that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edge_llm.config import RuntimeConfig
+from edge_llm.devices.base import Device, Room
+from edge_llm.engine.limits import Limits
+from edge_llm.formats.bundle import Bundle
+from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.opening.defaults import host_options
+from edge_llm.opening.ledger import MemoryNeeds
+from edge_llm.opening.machine import Machine
+from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle
+from edge_llm.progress import byte_size
+from edge_llm.runner.base import Site
+from edge_llm.weights.plan import MemoryPlan, StagingPlan, layer_ranges
+
+
+@dataclass(frozen=True)
+class CardShare:
+    """What lies on a card, in bytes."""
+
+    held: int
+    """Of the model: weights, and where the card does everything, keys, values and activations."""
+    most: int
+    """What a model may take."""
+    twice: int
+    """Weights that lie in main memory as well, because the host decodes."""
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """Where the weights lie."""
+
+    total: int
+    """Bytes of memory when all is resident."""
+    budget: int | None
+    """Bytes that they may take of main memory; None: no limit."""
+    host: MemoryPlan
+    """What is resident in main memory, and what is read from flash in every sweep."""
+    staging: StagingPlan | None = None
+    """How they pass through the host where a card decodes; `host` is its plan."""
+    to_card: tuple[int, ...] = ()
+    """Layers that a card asks for again in every sweep."""
+    card: CardShare | None = None
+    """None where there is no card."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model will run; `edge_llm.opening.load` carries it out, once: it holds a device that was found, and its card.
+
+    Everything is decided, and all sizes are bytes or tokens.
+    """
+
+    bundle: Bundle = field(repr=False)
+    machine: Machine = field(repr=False)
+    options: RuntimeConfig
+    """What was asked for, with every default filled in; sizes as they were written."""
+    runtime: RuntimeConfig
+    """The same as the device allows: tokens of the KV cache, scales of activations."""
+    site: Site
+    """Where it runs, and why there."""
+    room: Room
+    """Tokens and chunks that it is opened for."""
+    weights: WeightsPlan
+    memory: MemoryNeeds
+    """All that it takes, a draft model's included."""
+    prefix_bytes: int = 0
+    """Most bytes of disk for pages that are kept for the next start; 0: none are kept."""
+    cpus: frozenset[int] | None = None
+    """CPUs that the process is bound to; None: it stays as it is."""
+    device: Device | None = field(default=None, repr=False, compare=False)
+    """Found, and nothing of the model on it; None for a float model."""
+    draft: Plan | None = None
+    """Of the draft model, if one guesses ahead."""
+    notices: tuple[str, ...] = ()
+    """What the user is told when it is carried out."""
+
+    @property
+    def name(self) -> str:
+        return BUILTIN_MODEL_NAME if self.bundle.folder == builtin_bundle() else self.bundle.folder.name
+
+    @property
+    def threads(self) -> int:
+        assert self.runtime.threads is not None
+        return self.runtime.threads
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.room.positions
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of the longest chunk of a prompt."""
+        assert self.runtime.chunk is not None
+        return self.runtime.chunk
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values are held, over all requests."""
+        return self.room.tokens
+
+    @property
+    def limits(self) -> Limits:
+        """How much is computed in a step, here and after a lost device."""
+        return _limits(self.options, _limits(host_options(self.options, "the device is lost")))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The plan as plain data, for faces; sizes in bytes."""
+        host = self.weights.host
+        return {
+            **asdict(self.site),
+            "n_threads": self.threads,
+            "context": self.context,
+            "kv_tokens": self.kv_tokens,
+            "kv_pages": -(-self.kv_tokens // PAGE_TOKENS),
+            "chunk": self.chunk,
+            "window": self.runtime.window,
+            "draft": self.draft.name if self.draft is not None else self.options.draft,
+            "prefix_cache_bytes": self.prefix_bytes,
+            "weights_budget_bytes": self.weights.budget,
+            "resident_layers": list(host.resident),
+            "streamed_layers": list(host.streamed),
+            "streamed_bytes_per_token": host.streamed_bytes,
+            "memory": {**asdict(self.memory), "main": self.memory.main},
+        }
+
+
+def _limits(options: RuntimeConfig, after_loss: Limits | None = None) -> Limits:
+    assert options.chunk is not None
+    step = options.chunk * options.window
+    return Limits(step, mixed_tokens=options.chunk, most_running=options.parallel, after_loss=after_loss)
+
+
+def site_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where a model of these `Plan.facts` runs and what it takes, as names and values for people."""
+    return [
+        ("device", f"{facts['device']} ({facts['device_reason']})"),
+        ("placement", f"{facts['placement']} ({facts['placement_reason']})"),
+        ("threads", str(facts["n_threads"])),
+        ("context", f"{facts['context']} tokens; keys and values of {facts['kv_tokens']} as {facts['keys']}"),
+        ("chunk", f"{facts['chunk']} tokens, {facts['window']} together"),
+        ("draft", str(facts["draft"])),
+        ("takes", _sum_of(facts["memory"])),
+    ]
+
+
+def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """All of `site_rows`, and what lies on flash, on a card and on disk."""
+    rows, card = site_rows(facts), facts["memory"]["card"]
+    if facts["streamed_layers"]:
+        layers = layer_ranges(facts["streamed_layers"])
+        rows.append(("from flash", f"layers {layers}: {byte_size(facts['streamed_bytes_per_token'])} per token"))
+    if card:
+        rows.append(("card", byte_size(card)))
+    if facts["prefix_cache_bytes"]:
+        rows.append(("disk", f"{byte_size(facts['prefix_cache_bytes'])} for pages of prompts"))
+    return rows
+
+
+def _sum_of(memory: Mapping[str, int]) -> str:
+    parts = {"weights": "weights", "pages": "keys and values", "work": "activations"}
+    return f"{byte_size(memory['main'])}: " + ", ".join(f"{words} {byte_size(memory[name])}" for name, words in parts.items())

@@ -1,0 +1,175 @@
+"""A plan says beforehand what an opened model takes; making it changes nothing, and its facts are those of the faces."""
+
+import logging
+import os
+import threading
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import pytest
+from model_files import tiny_config, write_model
+
+from edge_llm.ascend.devices.emulated import EmulatedDevice
+from edge_llm.config import RuntimeConfig
+from edge_llm.convert.importer import import_model
+from edge_llm.errors import DeviceError, OutOfMemory, UsageError
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.kv.pages import kv_bytes
+from edge_llm.opening.auto_device import AutoDevice
+from edge_llm.opening.cpus import NumaNodes
+from edge_llm.opening.ledger import Ledger
+from edge_llm.opening.load import open_engine
+from edge_llm.opening.machine import Machine
+from edge_llm.opening.plan import plan_rows
+from edge_llm.opening.resolve import resolve
+from edge_llm.opening.runner import open_runner
+
+GIB = 1 << 30
+TASKS = Path("/proc/self/task")
+"""The threads of this process, those of C++ too."""
+MACHINE = Machine({0: "a", 1: "b", 2: "a", 3: "b"}, None, 8 * GIB, NumaNodes({"0": "0-3"}))
+"""Two cores of two hyper-threads each."""
+WAYS = {
+    "resident": {},
+    "streamed": {"memory": "80%"},
+    "pages": {"kv_memory": "1MiB"},
+    "split": {"device": "emulated:310p"},
+    "card": {"device": "emulated:310p", "placement": "card"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    write_model(folder / "source", tiny_config("llama", num_hidden_layers=6))
+    return import_model(folder / "source", target=folder / "bundle", keep_float=True)
+
+
+@pytest.fixture
+def bundle(folder):
+    with open_bundle(folder) as bundle:
+        yield bundle
+
+
+def options(**given):
+    return RuntimeConfig(**{"threads": 1, "context": 128, "chunk": 32, **given})
+
+
+def test_defaults_come_from_the_machine_and_the_model(bundle):
+    plan = resolve(RuntimeConfig(), MACHINE, bundle)
+    assert (plan.threads, plan.context, plan.cpus) == (2, bundle.config.context, None)
+    assert resolve(RuntimeConfig(), replace(MACHINE, quota=1), bundle).threads == 1
+    bound = resolve(RuntimeConfig(cpus="0,2,9"), MACHINE, bundle)
+    assert (bound.threads, bound.cpus) == (1, {0, 2})
+    with pytest.raises(FrozenInstanceError):
+        plan.prefix_bytes = 1
+
+
+def test_to_resolve_changes_nothing(bundle, edge_llm_home, caplog):
+    machine = replace(MACHINE, auto=AutoDevice("host", "the card cannot be used", "install its driver"))
+    before = os.sched_getaffinity(0), threading.active_count(), sorted(edge_llm_home.rglob("*"))
+    native = len([*TASKS.iterdir()])
+    with caplog.at_level(logging.DEBUG):
+        for way in WAYS.values():
+            resolve(options(cpus="0", prefix_cache="1GiB", **way), machine, bundle)
+        plan = resolve(RuntimeConfig(), machine, bundle)
+    assert (os.sched_getaffinity(0), threading.active_count(), sorted(edge_llm_home.rglob("*"))) == before
+    assert len([*TASKS.iterdir()]) == native
+    assert caplog.records == []
+    assert plan.notices == ("--device auto uses the host: the card cannot be used; install its driver",)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_planned_is_what_an_open_model_takes(bundle, way):
+    plan = resolve(options(kv_tokens=1024, **WAYS[way]), MACHINE, bundle)
+    runner = open_runner(replace(plan, cpus=None))
+    runner.forward(runner.open(), list(range(40)))
+    pages = runner.memory.pages
+    assert pages.pages * pages.page_tokens >= plan.kv_tokens > (pages.pages - 1) * pages.page_tokens
+    assert runner.site == plan.site
+    assert runner.model.kv.nbytes == plan.memory.pages or plan.site.placement == "card"
+    if way in ("resident", "streamed", "pages"):
+        nbytes = runner.model.weights.nbytes
+        assert nbytes <= plan.memory.weights <= 1.1 * nbytes + (1 << 16)  # blocks begin on disk pages
+        assert set(runner.model.weights.streamed) == set(plan.facts["streamed_layers"])
+        assert bool(plan.facts["streamed_layers"]) == (way == "streamed")
+    else:
+        assert isinstance(plan.device, EmulatedDevice)
+        assert 0 < plan.device.chip.memory.peak <= plan.memory.card == plan.weights.card.held
+
+
+def test_sizes_become_bytes(bundle):
+    plan = resolve(options(memory="80%", kv_memory="10%", prefix_cache="3MiB"), MACHINE, bundle)
+    assert plan.weights.budget == int(0.8 * plan.weights.total)
+    assert plan.memory.weights <= plan.weights.budget
+    assert plan.prefix_bytes == 3 << 20
+    assert kv_bytes(bundle.decoder.attentions, plan.kv_tokens) == plan.memory.pages <= 8 * GIB // 10
+    assert plan.facts["memory"]["main"] == plan.memory.weights + plan.memory.pages + plan.memory.work
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"memory": "much"}, "memory"),
+        ({"memory": "1KiB"}, "memory"),
+        ({"kv_memory": "1"}, "kv_memory"),
+        ({"prefix_cache": "a lot"}, "prefix_cache"),
+        ({"card_memory": "1GiB"}, "card_memory"),
+        ({"context": 10**6}, "context"),
+        ({"cpus": "4000"}, "cpus"),
+        ({"numa": "7"}, "numa"),
+        ({"device": "nowhere"}, "device"),
+        ({"activations": "none"}, "activations"),
+        ({"float_path": True, "memory": "50%"}, "memory"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_read(bundle, given, param):
+    with pytest.raises(UsageError) as refused:
+        resolve(options(**given), MACHINE, bundle)
+    assert refused.value.param == param
+
+
+def test_a_draft_model_is_planned_and_counted(folder, bundle):
+    alone = resolve(options(), MACHINE, bundle)
+    plan = resolve(options(draft=str(folder), memory="80%"), MACHINE, bundle)
+    assert plan.draft is not None and plan.facts["draft"] == folder.name
+    assert plan.draft.memory.weights == alone.memory.weights  # the budget is for the weights of the model alone
+    assert plan.memory.weights == plan.weights.host.held_bytes + plan.draft.memory.weights
+
+
+def test_a_card_that_refuses_leaves_the_plan_to_the_host(bundle, monkeypatch):
+    def refuses(self, *_):
+        raise DeviceError("it is full")
+
+    monkeypatch.setattr(EmulatedDevice, "streamed", refuses)
+    machine = replace(MACHINE, auto=AutoDevice("emulated:310p", "a card is here"))
+    plan = resolve(options(device="auto"), machine, bundle)
+    reason = "the device `emulated:310p` refuses: it is full"
+    assert (plan.site.device, plan.site.device_reason) == ("host", reason)
+    assert plan.notices == (f"--device auto uses the host: {reason}",)
+    with pytest.raises(DeviceError, match="it is full"):
+        resolve(options(device="emulated:310p"), machine, bundle)
+
+
+def test_a_float_model_has_a_plan_too(bundle):
+    plan = resolve(options(float_path=True), MACHINE, bundle)
+    assert plan.device is None and plan.memory.weights > resolve(options(), MACHINE, bundle).memory.weights
+
+
+def test_an_engine_hands_its_plan_on(bundle):
+    plan = resolve(options(), MACHINE, bundle)
+    engine = open_engine(plan)
+    assert engine.facts.plan == plan.facts
+    assert (engine.name, engine.runner.context) == (plan.name, plan.context)
+    assert dict(plan_rows(plan.facts)).keys() >= {"device", "placement", "threads", "context", "takes"}
+
+
+def test_two_plans_share_one_ledger(bundle):
+    small, large = (resolve(options(kv_tokens=tokens), MACHINE, bundle) for tokens in (128, 2048))
+    ledger = Ledger(main=small.memory.main + large.memory.main)
+    claims = [ledger.claim(plan) for plan in (small, large)]
+    assert not ledger.fits(small)
+    with pytest.raises(OutOfMemory):
+        ledger.claim(small)
+    claims[0].release()
+    assert ledger.fits(small) and not ledger.fits(large)
