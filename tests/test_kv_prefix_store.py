@@ -30,8 +30,10 @@ from edge_llm.kv.prefix_page import clear_leftovers, page_file_bytes, pages_of, 
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.machine import this_machine
 from edge_llm.opening.numerics import numeric_files, numerics_version
 from edge_llm.opening.prefix_cache import model_identity, open_prefix_store
+from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import load_runner
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.runner import Int8Runner
@@ -525,7 +527,7 @@ def test_cold_is_cached_is_restored(bundle, answer):
 def test_the_cache_is_off_unless_asked_for(bundle):
     assert opened(bundle, RuntimeConfig()) is None
     assert opened(bundle, RuntimeConfig(prefix_cache="0")) is None
-    assert opened(bundle, RuntimeConfig(prefix_cache="1GiB", float_path=True)) is None
+    assert resolve(RuntimeConfig(prefix_cache="1GiB", float_path=True), this_machine(), bundle).prefix_bytes == 0
 
 
 def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):

@@ -15,17 +15,20 @@ from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.turns import turn_lines, turn_report
 from edge_llm.cli.values import MODEL, STDOUT, NewFile
 from edge_llm.cli.weights import counted, weights_lines, weights_report
-from edge_llm.config import ModelConfig
+from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.convert import sensitive
 from edge_llm.convert.removal import refuse_builtin, remove
 from edge_llm.decoding.defaults import generation_defaults
-from edge_llm.errors import UsageError
+from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import folder_bytes, is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers, stopped_imports
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.opening.library import InstalledModel, installed_models
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.plan import plan_rows
+from edge_llm.opening.resolve import resolve
 from edge_llm.paths import bundle_path, find_bundle, models_folder, no_such_model
 from edge_llm.progress import byte_size
 from edge_llm.talk.history import in_words
@@ -79,7 +82,7 @@ def list_command(models: tuple[str, ...], as_json: bool) -> None:
 )
 @click.pass_context
 def show_command(ctx: click.Context, models: tuple[str, ...], as_json: bool, sensitive_path: Path | None) -> None:
-    """Show what each MODEL is: shapes, memory, outlier profile, where it came from."""
+    """Show what each MODEL is: shapes, memory, outlier profile, how it runs here, where it came from."""
     if not models:
         taken = f": --sensitive took `{shown(sensitive_path)}` for its file; write MODEL first" if sensitive_path else ""
         raise click.UsageError(f"MODEL is missing{taken}", ctx)
@@ -126,11 +129,18 @@ def _say_facts(facts: dict[str, Any]) -> None:
             say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
+def _plan_lines(facts: dict[str, Any]) -> list[str]:
+    """The plan as `edge-llm plan` has it."""
+    if "error" in facts:
+        return [shown(facts["error"], 1000)]
+    return [f"{name:10} {value}" for name, value in plan_rows(facts)]
+
+
 _SIZES = ("bytes", "weights_bytes")
 """Facts that are said in units too: all files, and the weights of them."""
 _TABLES = {
     "layers": layers_lines, "weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines,
-    "quality": quality_lines,
+    "quality": quality_lines, "plan": _plan_lines,
 }  # fmt: skip
 """Facts that are shown as a table."""
 
@@ -231,9 +241,18 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         **({"generation_left_out": "; ".join(left_out)} if left_out else {}),
         "chat_template": bundle.has_file("chat_template.jinja"),
         **({"chat": in_words(ChatTemplate.from_folder(bundle.folder).shape)} if bundle.has_file("chat_template.jinja") else {}),
+        "plan": _plan(bundle),
         "source": dict(bundle.manifest["source"]),
         "created_with": bundle.manifest["created_with"],
     }
+
+
+def _plan(bundle: Bundle) -> dict[str, Any]:
+    """How `run` would open it here, or why it could not."""
+    try:
+        return resolve(RuntimeConfig(), this_machine(), bundle).facts
+    except EdgeLLMError as error:
+        return {"error": str(error)}
 
 
 def _short(value: Any) -> str:

@@ -98,5 +98,6 @@ def _facts(host: ModelHost) -> dict[str, Any]:
         "n_embd": engine.config.hidden_size,
         "n_vocab": engine.config.vocab_size,
         **asdict(engine.runner.site),
+        "plan": dict(engine.facts.plan),
     }
     return entry

@@ -80,6 +80,8 @@ def draw_memory(inside: Inside, width: int, palette: Palette) -> list[Strip]:
     names = {"weights": "weights", "keys": "keys and values", "rest": "rest of this process", "others": "others"}
     legend = [[("■", part), (f" {names[part]} ", ""), (byte_size(count), "quiet")] for part, count in parts.items()]
     legend.append([("free ", ""), (f"{byte_size(memory.available)} of {byte_size(memory.total)}", "quiet")])
+    if inside.facts.plan:
+        legend.append(_said("planned", byte_size(inside.facts.plan["memory"]["main"])))
     if inside.facts.budget is not None:
         legend.append(_said("budget of weights", byte_size(inside.facts.budget)))
     lines: list[list[Piece]] = [_bar(parts, total, width), *flow(legend, width)]
