@@ -21,7 +21,7 @@ from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, Unsupport
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models.reference import FloatModel
-from edge_llm.opening.library import imported_from, installed_models
+from edge_llm.opening.library import installed_models
 from edge_llm.opening.made_from import imported_from
 from edge_llm.opening.runner import load_runner
 from edge_llm.paths import bundle_path
