@@ -53,8 +53,8 @@ def test_a_server_is_listed_and_stopped_by_name_port_and_process(call):
     imported("mine")
     with contextlib.ExitStack() as stack:
         first, url = stack.enter_context(served("--alias", "gpt-x"))
-        second, other = stack.enter_context(served("mine"))
-        third, _ = stack.enter_context(served("mine"))
+        second, other = stack.enter_context(served(model="mine"))
+        third, _ = stack.enter_context(served(model="mine"))
         rows = json.loads(call("ps", "--json")[1])
         assert [(row["model"], row["aliases"], row["pid"], row["state"]) for row in rows] == [
             ("builtin", ["gpt-x"], first.pid, "ready"), ("mine", [], second.pid, "ready"), ("mine", [], third.pid, "ready"),

@@ -32,9 +32,9 @@ COMMAND = [sys.executable, "-m", "edge_llm", "serve", "--threads", "1"]
 
 
 @contextlib.contextmanager
-def served(*options, env=None, **process_options):
-    """A server process on a free port; yields (process, address) once it is ready."""
-    command = [*COMMAND, "--port", "0", *options]
+def served(*options, model="builtin", env=None, **process_options):
+    """A server process of ``model`` (None: of all) on a free port; yields (process, address) once it is ready."""
+    command = [*COMMAND, *([] if model is None else [model]), "--port", "0", *options]
     environment = os.environ | (env or {})
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, **process_options)
     try:
@@ -151,10 +151,12 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path):
         (["no-such-model"], 1, "no-such-model"), (["--api-key-file", "/no/such/file"], 2, "/no/such/file"),
         (["--parallel", "0"], 2, "parallel"), (["--parallel", "1025"], 2, "parallel"), (["--parallel", "many"], 2, "many"),
         (["--queue", "0"], 2, "queue"), (["--drain", "-1"], 2, "drain"), (["--threads", "0"], 2, "threads"),
-        (["--port", "0", "--ctx", "99999999"], 2, "--ctx"),
-        (["--port", "0", "--kv-memory", "1KiB"], 2, f"the least is {BUILTIN_PAGE} bytes"),
+        (["builtin", "--port", "0", "--ctx", "99999999"], 2, "--ctx"),
+        (["builtin", "--port", "0", "--kv-memory", "1KiB"], 2, f"the least is {BUILTIN_PAGE} bytes"),
         (["--drain", "nan"], 2, "nan"), (["--drain=-nan"], 2, "nan"), (["--drain", "inf"], 2, "inf"),
         (["--batch-window", "nan"], 2, "nan"), (["--batch-window", "x"], 2, "x"),
+        (["--keep-alive", "soon"], 2, "--keep-alive takes seconds"), (["--models-memory", "0"], 2, "models memory"),
+        (["--alias", "x"], 2, "--alias is another name for one model"),
         *((["--port", "0", "--host", host], 2, "not an address") for host in
           ("a" * 70, "a" * 70 + ".com", "a..b", "", " ", "\udcff", "a" * 300, "1.2.3.4.5", "b\u00fccher.invalid", "::1%nope")),
     ],
@@ -285,7 +287,7 @@ def test_low_limits_are_one_line(limit, value, words):
         kind = getattr(resource, f"RLIMIT_{limit}")
         resource.setrlimit(kind, (value, value))
 
-    command = [*COMMAND, "--port", "0"]
+    command = [*COMMAND, "builtin", "--port", "0"]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     found = subprocess.run(command, preexec_fn=lower, capture_output=True, text=True, timeout=60, env=environment)
     assert found.returncode in (1, 2)

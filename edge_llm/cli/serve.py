@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +17,19 @@ from edge_llm.cli.options import parallel_option, runtime_config, runtime_option
 from edge_llm.cli.served import Answering, answer_options
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import ANY_MODEL, Real, Whole
+from edge_llm.config import RuntimeConfig
+from edge_llm.errors import UsageError
+from edge_llm.progress import StageProgress
+
+if TYPE_CHECKING:
+    from edge_llm.engine.contract import Service
+    from edge_llm.engine.engine import Engine
+    from edge_llm.server.host import LoadModel
+    from edge_llm.server.pool import ModelPool
+
+KEEP_ALIVE = "5m"
+"""How long a model stays loaded behind its last request."""
+MODELS_MEMORY = "80%"
 
 _ORIGIN_HELP = "Origin of a web page that may use this server; * is every one, localhost any port of this machine."
 
@@ -28,6 +43,8 @@ _ORIGIN_HELP = "Origin of a web page that may use this server; * is every one, l
 @api_key_options("Key that clients must send")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--strict-models", is_flag=True, help="Refuse requests for a model of another name; default: MODEL answers them.")
+@click.option("--keep-alive", metavar="TIME", help=f"Unload a model that nobody used for it; -1: never; default: {KEEP_ALIVE}.")
+@click.option("--models-memory", metavar="SIZE", help=f"For all loaded models; default: {MODELS_MEMORY} of what is free.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
 @click.option("--allow-origin", "origins", multiple=True, help=_ORIGIN_HELP)
 @parallel_option
@@ -51,53 +68,115 @@ def serve_command(
     prefix_cache: str,
     quiet: bool,
     strict_models: bool,
+    keep_alive: str | None,
+    models_memory: str | None,
     **options: Any,
 ) -> None:
-    """Serve MODEL (default: the built-in model) to OpenAI, Anthropic and Ollama clients, with a chat page at /.
+    """Serve MODEL, or every model that is here, to OpenAI, Anthropic and Ollama clients, with a chat page at /.
 
-    Listens while the model loads; GET /health says when it is ready.  SIGTERM and Ctrl-C let running answers end.  A line on
-    stderr tells of each request: time, method, path, status, model, tokens, seconds; not of /health and /metrics.
+    Without MODEL a request's `model` says which is loaded; it is unloaded when nobody has asked for it for some time, or when
+    another one needs the memory.  With MODEL it is loaded at once, and stays.  Listens while a model loads; GET /health says
+    when it is ready.  SIGTERM and Ctrl-C let running answers end.  A line on stderr tells of each request: time, method, path,
+    status, model, tokens, seconds; not of /health and /metrics.
     """
     # imported late, so that --help does not wait for the server
-    from edge_llm.engine.contract import Service
-    from edge_llm.engine.engine import Engine
-    from edge_llm.engine.service import BatchingService
-    from edge_llm.opening.load import load_engine
-    from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
-    from edge_llm.progress import StageProgress
-    from edge_llm.server.host import ModelHost
     from edge_llm.server.journal import Journal
-    from edge_llm.server.pool import ModelPool
     from edge_llm.server.run import ServeOptions, listen, serve
     from edge_llm.server.running import listed
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
     answering = Answering.of(options)
     chosen = ServeOptions(keys=api_keys(options), drain_seconds=drain, **options)
-    model = model_here(model, yes=yes, store=not no_store)
-    folder = find_bundle(model)
-    name = BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name
+    opener = partial(_opened, answering, runtime, queue, batch_window / 1e3)
+    journal = Journal(note if not quiet else None)
+    if model is None:
+        names, pool, load = _every_model(opener, runtime, aliases, keep_alive, models_memory, journal)
+    else:
+        _say_it_stays(keep_alive, models_memory)
+        names, pool, load = _one_model(opener, model_here(model, yes=yes, store=not no_store), aliases, strict_models, journal)
     listener = listen(chosen)
     place = listener.getsockname()
-
-    def load(progress: StageProgress) -> tuple[Engine, Service]:
-        engine = answering.told(load_engine(model, runtime, progress))
-        engine.batcher.prepare(progress)
-        return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
-
-    journal = Journal(note if not quiet else None)
-    names = [name, *aliases]
     with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain), contextlib.closing(journal):
 
         def begin() -> None:
             signals.command_has_them()
-            note(f"Serving `{name}` at {_url(place)}/v1, chat page at {_url(place)}/. Press Ctrl-C to stop.")
+            what = f"`{names[0]}`" if model is not None else "every model that is here"
+            note(f"Serving {what} at {_url(place)}/v1, chat page at {_url(place)}/. Press Ctrl-C to stop.")
 
         def say_what_is_awaited(requests: int) -> None:
             note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
 
-        pool = ModelPool(ModelHost(names), strict=strict_models, journal=journal)
         serve(answering.show(pool), listener, chosen, load, begin, say_what_is_awaited)
+
+
+def _one_model(
+    opener: Callable[..., Any], model: str | None, aliases: Sequence[str], strict: bool, journal: Callable[[str], None]
+) -> tuple[list[str], ModelPool, LoadModel | None]:
+    """Names, pool and loader of ``model``."""
+    from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
+    from edge_llm.server.host import ModelHost
+    from edge_llm.server.pool import ModelPool
+
+    folder = find_bundle(model)
+    names = [BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name, *aliases]
+    return names, ModelPool(ModelHost(names), strict=strict, journal=journal), partial(opener, model)
+
+
+def _every_model(
+    opener: Callable[..., Any],
+    runtime: RuntimeConfig,
+    aliases: Sequence[str],
+    keep_alive: str | None,
+    models_memory: str | None,
+    journal: Callable[[str], None],
+) -> tuple[list[str], ModelPool, LoadModel | None]:
+    """Names, pool and loader of all models, none of which is loaded at first."""
+    from edge_llm.opening.ledger import Ledger
+    from edge_llm.resources import free_memory, total_memory
+    from edge_llm.server.keep_alive import keep_alive_seconds
+    from edge_llm.server.on_demand import OnDemandPool
+    from edge_llm.server.running import EVERY_MODEL
+    from edge_llm.server.shelf import ImportedModels
+    from edge_llm.weights.budget import parse_memory
+
+    if aliases:
+        raise UsageError("--alias is another name for one model; give MODEL", param="aliases")
+    seconds = keep_alive_seconds(keep_alive or KEEP_ALIVE, "--keep-alive")
+    free = "the memory that is free"
+    budget = parse_memory(models_memory or MODELS_MEMORY, free_memory(), "models_memory", of=free)
+    pages = parse_memory(runtime.kv_memory or "1GiB", total_memory(), "kv_memory", of="main memory")
+    shelf = ImportedModels(partial(opener, shorter=True), pages, runtime.memory)
+    return [EVERY_MODEL], OnDemandPool(shelf, Ledger(main=budget), keep_alive=seconds, journal=journal), None
+
+
+def _say_it_stays(keep_alive: str | None, models_memory: str | None) -> None:
+    for name, given in (("--keep-alive", keep_alive), ("--models-memory", models_memory)):
+        if given is not None:
+            note(f"{name} has no effect: the model that is named is loaded at once, and stays")
+
+
+def _opened(
+    answering: Answering,
+    runtime: RuntimeConfig,
+    queue: int,
+    window_seconds: float,
+    model: str | None,
+    progress: StageProgress,
+    *,
+    shorter: bool = False,
+) -> tuple[Engine, Service]:
+    """The engine and the service of ``model``; ``shorter``: a model of a shorter context than is asked for has its own."""
+    from edge_llm.engine.service import BatchingService
+    from edge_llm.formats.bundle import open_bundle
+    from edge_llm.opening.load import load_engine
+    from edge_llm.paths import find_bundle
+
+    if shorter and runtime.context is not None:
+        with open_bundle(find_bundle(model)) as bundle:
+            runtime = replace(runtime, context=min(runtime.context, bundle.config.context))
+    engine = answering.told(load_engine(model, runtime, progress))
+    engine.batcher.prepare(progress)
+    return engine, BatchingService(engine, queue_limit=queue, window_seconds=window_seconds)
 
 
 def _url(place: tuple[Any, ...]) -> str:

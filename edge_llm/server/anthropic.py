@@ -24,7 +24,7 @@ from edge_llm.server.lending import prepared
 from edge_llm.server.offers import Offer, messages_offer
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
-from edge_llm.server.schemas import Body, Sampling, ignored_header
+from edge_llm.server.schemas import Body, NamesModel, Sampling, ignored_header
 from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
@@ -43,11 +43,10 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = None
 
 
-class CountBody(Thinks, Guided):
+class CountBody(Thinks, Guided, NamesModel):
     """The body of a request to count tokens: a conversation."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=limits.MESSAGES)
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
     tool_choice: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ from edge_llm.server.guards import Access, Guards
 from edge_llm.server.kept import input_items, kept_response
 from edge_llm.server.llama_completions import InfillBody, NativeBody, either_completion, infill, native_completion
 from edge_llm.server.llama_cpp import RerankBody, llama_models, rerank, slot_action, slots
-from edge_llm.server.models import list_models, one_model
+from edge_llm.server.models import OneModel, list_models, load_model, one_model, unload_model
 from edge_llm.server.ollama.answering import chat, generate
 from edge_llm.server.ollama.chat import ChatBody as OllamaChatBody
 from edge_llm.server.ollama.embed import EmbedBody, EmbeddingsBody, embed
@@ -57,6 +57,8 @@ API = [
     Route("/messages", messages, methods=["POST"]),
     Route("/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/models", list_models),
+    Route("/models/load", load_model, methods=["POST"]),
+    Route("/models/unload", unload_model, methods=["POST"]),
     Route("/models/{name:path}", one_model),
 ]
 """Below /v1, and without it for clients whose base address lacks it."""
@@ -116,6 +118,7 @@ BODIES: Bodies = {
     chat: OllamaChatBody, generate: GenerateBody, embed: EmbedBody, ollama_embeddings: EmbeddingsBody, show: ShowBody,
     pull: PullBody, copy_model: CopyBody, delete: ShowBody,
     tokenize: TokenizeBody, detokenize: DetokenizeBody, apply_template: TemplateBody,
+    load_model: OneModel, unload_model: OneModel,
 }  # fmt: skip
 """What each of them reads, for the documents."""
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,15 +20,14 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import pool_of, prepared
 from edge_llm.server.prompt_shapes import prompts_of
-from edge_llm.server.schemas import Body, ignored_header
+from edge_llm.server.schemas import NamesModel, ignored_header
 from edge_llm.server.stream import until_disconnect
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(NamesModel):
     """The body of an embeddings request."""
 
     input: Any
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from edge_llm.files import shown
 from edge_llm.server.journal import Entry
 from edge_llm.server.problems import Problem, problem_of
-from edge_llm.server.stream import NDJSON, SSE, Medium
+from edge_llm.server.stream import DONE, NDJSON, SSE, Medium, event, line
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,13 @@ class Face:
     """The JSON of an error."""
     medium: Medium = SSE
     """How a stream is written."""
+
+    def failed(self, problem: Problem) -> str:
+        """What ends a stream that had not begun to answer."""
+        content = self.error(problem)
+        if self.medium is NDJSON:
+            return line(content)
+        return event(content, "error") if "type" in content else event(content) + DONE
 
 
 OPENAI = Face(("/v1/",), Problem.openai)

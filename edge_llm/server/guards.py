@@ -21,12 +21,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_llm.errors import Unavailable
-from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.connection import Patience
 from edge_llm.server.faces import error_response
 from edge_llm.server.journal import Entry
-from edge_llm.server.lending import MODEL_HEADER, give_back, lent_name
+from edge_llm.server.lending import MODEL_HEADER, give_back, header_text, lent_name
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.page import PATHS as PAGE_PATHS
 from edge_llm.server.pool import ModelPool
@@ -244,7 +243,7 @@ class _Reply:
     def _answerer(self) -> list[tuple[bytes, bytes]]:
         """The header that names the model, where one was lent."""
         name = lent_name(self._scope)
-        return [] if name is None else [(MODEL_HEADER.encode(), shown(name).encode("ascii", "backslashreplace"))]
+        return [] if name is None else [(MODEL_HEADER.encode(), header_text(name).encode())]
 
 
 def _request_ids(headers: Headers) -> list[tuple[bytes, bytes]]:

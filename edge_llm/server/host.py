@@ -18,13 +18,13 @@ LoadModel = Callable[[StageProgress], tuple[Engine, Service]]
 class ModelHost:
     """One model, known by ``names`` (its own first), loading until `start` is called."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], metrics: Metrics | None = None) -> None:
         self.names = tuple(names)
         self.verbose = False
         """Whether each chat completion shows the prompt that the model read."""
         self.tags: tuple[str, ...] = ()
         """Words about the model, for clients that list it."""
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.progress: tuple[str, int, int] = ("start", 0, 0)
         """(stage, done, total) of loading."""
         self.failure: Exception | None = None

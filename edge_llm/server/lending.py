@@ -7,11 +7,14 @@ from functools import partial
 from typing import Protocol, Self, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
 
+from edge_llm.files import shown
 from edge_llm.server.host import ModelHost
+from edge_llm.server.keep_alive import keep_alive_seconds
 from edge_llm.server.pool import KeepAlive, Lease, ModelPool
+from edge_llm.server.stream import until_disconnect
 
 MODEL_HEADER = "x-edge-llm-model"
 """The answer's header with the own name of the model that answered."""
@@ -25,6 +28,9 @@ class Naming(Protocol):
 
     @property
     def model(self) -> str | None: ...
+
+    @property
+    def keep_alive(self) -> str | float | None: ...
 
     @classmethod
     def parse(cls, data: bytes, context: int | None = None) -> Self: ...
@@ -48,7 +54,7 @@ def check_served(request: Request, route: str) -> None:
 async def prepared(request: Request, kind: type[Named], work: Callable[[ModelHost, Named], Result]) -> Result:
     """What ``work`` makes, beside the event loop, of the model that the request's body names, and of the body, a ``kind``."""
     body = await read_body(request, kind.parse)
-    host = await lend(request, body.model)
+    host = await lend(request, body.model, kept(body))
     return await pool_of(request).workshop.work(request, partial(work, host, body))
 
 
@@ -60,9 +66,28 @@ async def read_body(request: Request, parse: Callable[[bytes, int | None], Resul
 
 async def lend(request: Request, name: str | None, keep_alive: KeepAlive = None) -> ModelHost:
     """The model that answers requests for ``name``, loaded, until ``request`` ends.  Raises what `ModelPool.acquire` raises."""
-    lease = await pool_of(request).acquire(name, keep_alive)
-    request.scope.setdefault(_LEASES, []).append(lease)
-    return lease.host
+
+    async def take() -> ModelHost:
+        lease = await pool_of(request).acquire(name, keep_alive)
+        request.scope.setdefault(_LEASES, []).append(lease)
+        return lease.host
+
+    if pool_of(request).at_hand(name) or request.method != "POST":
+        return await take()
+    host = await until_disconnect(request.receive, take())
+    if host is None:
+        raise ClientDisconnect
+    return host
+
+
+def kept(body: Naming) -> KeepAlive:
+    """How long the model is to stay loaded behind the request of ``body``; None where it does not say.  Raises `UsageError`."""
+    return None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
+
+
+def header_text(name: str) -> str:
+    """``name`` as a header can have it."""
+    return shown(name).encode("ascii", "backslashreplace").decode()
 
 
 def give_back(scope: Scope) -> None:

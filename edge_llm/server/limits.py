@@ -50,6 +50,12 @@ KEEP_ALIVE_SECONDS = 5.0
 """A stream that has nothing to say for this long sends a comment."""
 PROGRESS_SECONDS = 0.25
 """A stream that tells how much of its prompt is read looks so often."""
+LOAD_SECONDS = 300.0
+"""Longest wait of a request for a model that is being loaded, or for memory to load it."""
+LOAD_WAITERS = 1024
+"""Requests that may wait for one model to be loaded."""
+LOADERS = 2
+"""Models that are loaded or unloaded at a time."""
 RETRY_AFTER_SECONDS = 2
 SPARE_DESCRIPTORS = 32
 """Descriptors that are kept free for files; a connection that would take one of them gets 503."""

@@ -17,14 +17,13 @@ from edge_llm.server.journal import Entry
 from edge_llm.server.lending import check_served, lend, pool_of, prepared
 from edge_llm.server.models import model_entry
 from edge_llm.server.prompt_shapes import prompts_of
-from edge_llm.server.schemas import Body, ignored_header
+from edge_llm.server.schemas import NamesModel, ignored_header
 from edge_llm.server.stream import until_disconnect
 
 
-class RerankBody(Body):
+class RerankBody(NamesModel):
     """The body of a request that orders documents by a query; `texts` is the name in text-embeddings-inference."""
 
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     query: str
     documents: list[str] | None = Field(None, min_length=1, max_length=limits.INPUTS - 1)
     texts: list[str] | None = Field(None, min_length=1, max_length=limits.INPUTS - 1)

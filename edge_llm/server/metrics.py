@@ -6,7 +6,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from edge_llm.engine.request import Delta
 
@@ -65,37 +66,59 @@ class Metrics:
         """A counter's value."""
         return self._counters[name, labels]
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """The exposition, with ``gauges`` as they are now."""
+    def counter_lines(self, name: str, label: str) -> Iterator[str]:
+        """The lines of a counter, each with ``label``."""
         with self._lock:
-            return "\n".join([*self._lines(gauges), ""])
+            found = {labels: value for (key, labels), value in self._counters.items() if key == name} or {"": 0.0}
+        for labels, value in sorted(found.items()):
+            yield f"{PREFIX}{name}{_labels(label, labels)} {value:.10g}"
 
-    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
-        for name, help_text in _COUNTERS.items():
-            yield from _heading(name, help_text, "counter")
-            values = {labels: value for (key, labels), value in self._counters.items() if key == name} or {"": 0.0}
-            for labels, value in sorted(values.items()):
-                yield f"{PREFIX}{name}{{{labels}}} {value:.10g}" if labels else f"{PREFIX}{name} {value:.10g}"
-        for name, now in gauges.items():
-            yield from _heading(name, "As it is now.", "gauge")
-            yield f"{PREFIX}{name} {now:g}"
-        for name, help_text in _HISTOGRAMS.items():
-            yield from _heading(name, help_text, "histogram")
-            yield from _histogram_lines(name, self._histograms[name])
+    def histogram_lines(self, name: str, label: str) -> Iterator[str]:
+        """The lines of a histogram, each with ``label``."""
+        with self._lock:
+            counts, total = list(self._histograms[name].counts), self._histograms[name].total
+        seen = 0
+        for bound, count in zip((*SECONDS, "+Inf"), counts, strict=True):
+            seen += count
+            le = f'le="{bound}"'
+            yield f"{PREFIX}{name}_bucket{_labels(label, le)} {seen}"
+        yield f"{PREFIX}{name}_sum{_labels(label)} {total:.6f}"
+        yield f"{PREFIX}{name}_count{_labels(label)} {seen}"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What there is to say of one model, or of the server itself, in lines that have ``label``."""
+
+    label: str
+    metrics: Metrics
+    gauges: Mapping[str, float]
+    """As they are now."""
+
+
+def exposition(parts: Sequence[Counted]) -> str:
+    """All ``parts`` as Prometheus reads them."""
+    lines: list[str] = []
+    for name, help_text in _COUNTERS.items():
+        counted = (one for part in parts for one in part.metrics.counter_lines(name, part.label))
+        lines += [*_heading(name, help_text, "counter"), *counted]
+    for name in dict.fromkeys(name for part in parts for name in part.gauges):
+        now = [f"{PREFIX}{name}{_labels(part.label)} {part.gauges[name]:g}" for part in parts if name in part.gauges]
+        lines += [*_heading(name, "As it is now.", "gauge"), *now]
+    for name, help_text in _HISTOGRAMS.items():
+        found = (one for part in parts for one in part.metrics.histogram_lines(name, part.label))
+        lines += [*_heading(name, help_text, "histogram"), *found]
+    return "\n".join([*lines, ""])
+
+
+def _labels(*given: str) -> str:
+    labels = ",".join(one for one in given if one)
+    return f"{{{labels}}}" if labels else ""
 
 
 def _heading(name: str, help_text: str, kind: str) -> Iterator[str]:
     yield f"# HELP {PREFIX}{name} {help_text}"
     yield f"# TYPE {PREFIX}{name} {kind}"
-
-
-def _histogram_lines(name: str, histogram: _Histogram) -> Iterator[str]:
-    seen = 0
-    for bound, count in zip((*SECONDS, "+Inf"), histogram.counts, strict=True):
-        seen += count
-        yield f'{PREFIX}{name}_bucket{{le="{bound}"}} {seen}'
-    yield f"{PREFIX}{name}_sum {histogram.total:.6f}"
-    yield f"{PREFIX}{name}_count {seen}"
 
 
 class Stopwatch:

@@ -6,15 +6,18 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from edge_llm.decoding.defaults import sampling
 from edge_llm.engine.engine import Engine
 from edge_llm.models import describe
+from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
-from edge_llm.server.lending import pool_of
+from edge_llm.server.lending import kept, lend, pool_of, read_body
 from edge_llm.server.pool import ModelPool, ModelStatus
+from edge_llm.server.schemas import NamesModel
 from edge_llm.talk.wish import Wish
 
 
@@ -23,6 +26,25 @@ async def list_models(request: Request) -> JSONResponse:
     pool = pool_of(request)
     entries = [model_entry(pool, one, name) for one in pool.models() for name in one.names]
     return JSONResponse(_listed(request, entries))
+
+
+class OneModel(NamesModel):
+    """A request about one model."""
+
+    model: str = Field(max_length=limits.MODEL_CHARACTERS)
+
+
+async def load_model(request: Request) -> JSONResponse:
+    """Load a model, as the first request for it would; answers when it is loaded."""
+    body = await read_body(request, OneModel.parse)
+    await lend(request, body.model, kept(body))
+    return JSONResponse({"success": True})
+
+
+async def unload_model(request: Request) -> JSONResponse:
+    """Unload a model when the answers under way have ended; `success` is whether it was loaded and is not any more."""
+    body = await read_body(request, OneModel.parse)
+    return JSONResponse({"success": await pool_of(request).unload(body.model)})
 
 
 async def one_model(request: Request) -> JSONResponse:
@@ -78,6 +100,13 @@ def model_entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any
     """What is told of ``model`` by one ``name`` of it."""
     entry: dict[str, Any] = {"id": name, "object": "model", "created": pool.created, "owned_by": "edge-llm"}
     entry["status"] = {"value": model.state}
+    if model.state == "loading":
+        stage, done, total = model.progress
+        entry["status"]["progress"] = {"stage": stage, "done": done, "total": total}
+    if model.nbytes is not None:
+        entry["status"]["memory_bytes"] = model.nbytes
+    if model.until is not None:
+        entry["status"]["until"] = round(model.until, 3)
     return entry if model.host is None or not model.host.ready else entry | _facts(model.host)
 
 

@@ -59,13 +59,16 @@ class ModelPool:
 
     def __init__(self, host: ModelHost, *, strict: bool = False, journal: Callable[[str], None] = no_journal) -> None:
         """The pool of the one model of ``host``; ``strict``: other names than its own are refused."""
-        self.one: ModelHost | None = host
-        """The model of a server of one."""
+        self._share(journal, host.metrics, host)
         self._host = host
         self._strict = strict
+
+    def _share(self, journal: Callable[[str], None], metrics: Metrics, one: ModelHost | None = None) -> None:
+        self.one = one
+        """The model of a server of one."""
         self.journal = journal
         """Takes a line for each request."""
-        self.metrics: Metrics = host.metrics
+        self.metrics = metrics
         """Counts what was refused."""
         self.workshop = Workshop()
         self.without: frozenset[str] = frozenset()
@@ -100,6 +103,15 @@ class ModelPool:
         """The error for a ``name`` that no model here has."""
         listed = f"GET /v1/models lists: {', '.join(self._host.names)}"
         return ModelNotFound(f"no model `{shown(name)}` here; {listed}", model=name)
+
+    def counted(self) -> Sequence[tuple[str, Metrics, ModelHost | None]]:
+        """(label of its lines, what was counted since the server began, its host if it is loaded) of every model asked for."""
+        return [("", self._host.metrics, self._host if self._host.ready else None)]
+
+    def at_hand(self, name: str | None) -> bool:
+        """Whether `acquire` gives the model called ``name``, or its error, without waiting.  Raises `ModelNotFound`."""
+        self.find(name)
+        return True
 
     async def acquire(self, name: str | None, keep_alive: KeepAlive = None) -> Lease:
         """A lease of the model that answers requests for ``name``, which is loaded if need be; see `find`.

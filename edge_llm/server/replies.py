@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import Request as HTTPRequest
@@ -14,7 +17,7 @@ from edge_llm.server.answers import Answers
 from edge_llm.server.faces import face_of
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
-from edge_llm.server.lending import Naming, pool_of, prepared
+from edge_llm.server.lending import Naming, kept, lend, pool_of, prepared, read_body
 from edge_llm.server.problems import Problem, problem_of
 from edge_llm.server.progress import ProgressTeller
 from edge_llm.server.schemas import ignored_header
@@ -78,22 +81,99 @@ Body = TypeVar("Body", bound=Asking)
 
 async def answered(request: HTTPRequest, kind: type[Body], placed: Callable[[Body], Body] = lambda body: body) -> Response:
     """Answer ``request``, whose body is a ``kind`` and is ``placed`` among what the server keeps."""
-    found = await prepared(request, kind, lambda host, body: _prepare(host, placed(body)))
-    host, reply, Entry.of(request.scope).model, streamed, headers = found
-    return await respond(request, host, reply, headers, streamed=streamed)
+    body = await read_body(request, kind.parse)
+    if body.stream and not pool_of(request).at_hand(body.model):
+        return await _late_stream(request, partial(_begin, request, body, placed))
+    return await _sent(request, await _begin(request, body, placed))
 
 
 async def respond(
     request: HTTPRequest, host: ModelHost, reply: Reply, headers: Mapping[str, str], *, streamed: bool
 ) -> Response:
     """``reply``, whose requests ``host`` answers, whole or as a stream."""
-    events, medium = reply.events() if streamed else None, face_of(request.scope).medium
+    return await _sent(request, _submitted(request, host, reply, headers, streamed=streamed))
+
+
+async def _sent(request: HTTPRequest, begun: _Begun) -> Response:
+    if begun.events is not None:
+        return _stream(request, begun)
+    return await _whole_reply(request, begun.answers, begun.reply.whole, begun.headers)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A reply whose answers are on their way."""
+
+    reply: Reply
+    events: Events | None
+    """Of a stream."""
+    answers: Answers
+    headers: Mapping[str, str]
+
+
+async def _begin(request: HTTPRequest, body: Body, placed: Callable[[Body], Body]) -> _Begun:
+    """Submit what ``body`` asks for to the model that it names, which is lent to ``request``."""
+    entry = Entry.of(request.scope)
+    host = await lend(request, body.model, kept(body))
+    reply, entry.model, headers = await pool_of(request).workshop.work(request, lambda: _prepare(host, placed(body)))
+    return _submitted(request, host, reply, headers, streamed=bool(body.stream))
+
+
+def _submitted(
+    request: HTTPRequest, host: ModelHost, reply: Reply, headers: Mapping[str, str], *, streamed: bool
+) -> _Begun:
+    events = reply.events() if streamed else None
     tells = isinstance(events, ReadingEvents) and events.teller.wanted
     silence = limits.PROGRESS_SECONDS if tells else limits.KEEP_ALIVE_SECONDS
-    answers = Answers(host, reply.requests, Entry.of(request.scope), silence)
-    if events is not None:
-        return EventStream(event_groups(events, answers, medium), answers.cancel, headers, medium)
-    return await _whole_reply(request, answers, reply.whole, headers)
+    return _Begun(reply, events, Answers(host, reply.requests, Entry.of(request.scope), silence), headers)
+
+
+def _prepare(host: ModelHost, body: Asking) -> tuple[Reply, str, dict[str, str]]:
+    """The reply, what the client calls the model, and the reply's headers."""
+    model = host.called(body.model)
+    return body.reply(host, model), model, ignored_header(body.ignored(host.engine.template.source))
+
+
+def _stream(request: HTTPRequest, begun: _Begun) -> EventStream:
+    medium = face_of(request.scope).medium
+    assert begun.events is not None
+    groups = event_groups(begun.events, begun.answers, medium)
+    return EventStream(groups, begun.answers.cancel, begun.headers, medium)
+
+
+async def _late_stream(request: HTTPRequest, begin: Callable[[], Coroutine[Any, Any, _Begun]]) -> Response:
+    """A stream whose model has to be loaded first: where that takes long it begins before, and is kept alive."""
+    beginning = asyncio.create_task(begin())
+    try:
+        done, _ = await asyncio.wait({beginning}, timeout=limits.KEEP_ALIVE_SECONDS)
+    except asyncio.CancelledError:
+        beginning.cancel()
+        raise
+    if done:
+        return _stream(request, beginning.result())
+
+    def end() -> None:
+        if not beginning.cancel() and not beginning.cancelled() and beginning.exception() is None:
+            beginning.result().answers.cancel()
+
+    medium = face_of(request.scope).medium
+    return EventStream(_late_groups(request, beginning, medium), end, {}, medium)
+
+
+async def _late_groups(request: HTTPRequest, beginning: asyncio.Task[_Begun], medium: Medium) -> AsyncIterator[str]:
+    """The events of the reply that is ``beginning``, behind what keeps the stream alive until then."""
+    while not beginning.done():
+        yield medium.keep_alive
+        await asyncio.wait({beginning}, timeout=limits.KEEP_ALIVE_SECONDS)
+    try:
+        begun = beginning.result()
+    except Exception as error:
+        yield face_of(request.scope).failed(problem_of(error))
+        Entry.of(request.scope).fail(error, str(error))
+        return
+    assert begun.events is not None
+    async for text in event_groups(begun.events, begun.answers, medium):
+        yield text
 
 
 async def _whole_reply(
@@ -104,13 +184,6 @@ async def _whole_reply(
     if found is None:
         return Response(status_code=499)
     return await pool_of(request).workshop.reply(request, lambda: make(found), headers)
-
-
-def _prepare(host: ModelHost, body: Asking) -> tuple[ModelHost, Reply, str, bool, dict[str, str]]:
-    """The model, the reply, what the client calls the model, whether the reply is streamed, and its headers."""
-    model = host.called(body.model)
-    reply = body.reply(host, model)
-    return host, reply, model, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
 
 
 async def counted(request: HTTPRequest, kind: type[Body], count: Callable[[ModelHost, Body], int]) -> JSONResponse:

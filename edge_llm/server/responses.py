@@ -25,7 +25,7 @@ from edge_llm.server.items import Items, shortened
 from edge_llm.server.offers import Offer, responses_offer
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered, counted
-from edge_llm.server.schemas import Body, Sampling
+from edge_llm.server.schemas import Body, NamesModel, Sampling
 from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stored import ResponseStore, Stored, is_reference, named
 from edge_llm.server.stream import event
@@ -43,11 +43,10 @@ class TextSettings(Body):
     format: dict[str, Any] | None = None
 
 
-class ResponsesBody(Thinks, Guided, Sampling):
+class ResponsesBody(Thinks, Guided, Sampling, NamesModel):
     """The body of a response request."""
 
     input: str | list[dict[str, Any]]
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     instructions: str | None = None
     stream: bool | None = None
     text: TextSettings | None = None

@@ -193,22 +193,22 @@ def serve(
     pool: ModelPool,
     listener: socket.socket,
     options: ServeOptions,
-    load: LoadModel,
+    load: LoadModel | None,
     on_begin: Callable[[], None],
     on_drain: Callable[[int], None],
 ) -> None:
-    """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises.
+    """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model of a pool of one raises.
 
     ``on_begin`` is called as soon as signals end the server, ``on_drain`` with the requests that it then waits for, if any.
     """
     check_descriptors()
     host = pool.one
-    assert host is not None
     server = make_server(pool, options, on_drain)
 
     def load_behind() -> None:
-        host.load(load)
-        server.should_exit = server.should_exit or not host.ready
+        if host is not None and load is not None:
+            host.load(load)
+            server.should_exit = server.should_exit or not host.ready
 
     loading = threading.Thread(target=load_behind, name="load", daemon=True)
     with _signals_to(server.ask_to_end):
@@ -216,7 +216,7 @@ def serve(
         loading.start()
         server.run(sockets=[listener])
         loading.join(limits.END_SECONDS)
-    if host.failure is not None:
+    if host is not None and host.failure is not None:
         raise host.failure
 
 

@@ -23,6 +23,8 @@ from edge_llm.paths import servers_folder
 from edge_llm.strict_json import parse_object
 
 MAX_BYTES = 1 << 16
+EVERY_MODEL = "(every model)"
+"""What a server of all models has in place of a name."""
 _LATE = 1e10
 """Seconds since 1970, far in the future: calendars and clocks of the system take no more."""
 

@@ -261,6 +261,14 @@ def choices(params: GenerationParams, n: int) -> list[GenerationParams]:
     return [replace(params, seed=(params.seed + index) % 2**64) for index in range(n)]
 
 
+class NamesModel(Body):
+    """A request that says which model is to answer."""
+
+    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
+    keep_alive: str | float | None = None
+    """How long it stays loaded then; see `keep_alive_seconds`."""
+
+
 class StreamOptions(Body):
     """What a stream has beside the answer."""
 
@@ -268,10 +276,9 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class Streaming(Sampling):
+class Streaming(Sampling, NamesModel):
     """A request whose answer can be streamed in OpenAI's chunks, with what vLLM tells of its tokens."""
 
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     n: int | None = Field(None, ge=1, le=limits.CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -9,9 +9,11 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 import edge_llm
 from edge_llm.server import limits
+from edge_llm.server.host import ModelHost
 from edge_llm.server.lending import check_served, lend, pool_of
 from edge_llm.server.llama_metrics import llama_lines
 from edge_llm.server.llama_settings import generation_settings
+from edge_llm.server.metrics import Counted, exposition
 from edge_llm.server.problems import problem_of
 
 
@@ -42,25 +44,26 @@ async def health(request: Request) -> JSONResponse:
 async def metrics(request: Request) -> PlainTextResponse:
     """Counters, gauges and histograms in Prometheus' text format."""
     check_served(request, "metrics")
-    host = pool_of(request).one
-    assert host is not None
-    running = host.service.running if host.ready else 0
-    waiting = host.service.waiting if host.ready else 0
-    gauges = {
+    pool = pool_of(request)
+    parts = [Counted(label, found, {} if host is None else _gauges(host)) for label, found, host in pool.counted()]
+    text = exposition(parts)
+    if pool.one is not None and pool.one.ready:
+        text += llama_lines(pool.one.metrics, pool.one.engine, pool.one.service.running, pool.one.service.waiting)
+    reply = PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    reply.raw_headers.append((b"Process-Start-Time-Unix", str(pool.created).encode()))  # llama.cpp's
+    return reply
+
+
+def _gauges(host: ModelHost) -> dict[str, float]:
+    running, waiting = host.service.running, host.service.waiting
+    return {
         "requests_processing": running,
         "requests_deferred": waiting,
         "num_requests_running": running,
         "num_requests_waiting": waiting,
+        "preemptions": host.engine.batcher.preempted,
+        **host.engine.runner.memory.state(),
     }
-    if host.ready:
-        gauges |= {"preemptions": host.engine.batcher.preempted, **host.engine.runner.memory.state()}
-    text = host.metrics.text(gauges)
-    if host.ready:
-        text += llama_lines(host.metrics, host.engine, running, waiting)
-    reply = PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-    began = str(pool_of(request).created).encode()
-    reply.raw_headers.append((b"Process-Start-Time-Unix", began))  # llama.cpp's
-    return reply
 
 
 async def props(request: Request) -> JSONResponse:

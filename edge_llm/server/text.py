@@ -16,16 +16,14 @@ from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
 from edge_llm.server.lending import lend, pool_of, prepared
-from edge_llm.server.schemas import Body, check_tokens, ignored_header
+from edge_llm.server.schemas import NamesModel, check_tokens, ignored_header
 from edge_llm.talk.contents import LeftOut, chat_messages
 from edge_llm.talk.conversation import conversation_request, conversation_text
 from edge_llm.talk.tools import ToolUse
 
 
-class TextBody(Body):
+class TextBody(NamesModel):
     """A request about what the model reads."""
-
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
 
 
 class TemplateBody(Conversation, TextBody):
