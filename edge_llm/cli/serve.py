@@ -87,13 +87,14 @@ def serve_command(
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
     answering = Answering.of(options)
     chosen = ServeOptions(keys=api_keys(options), drain_seconds=drain, **options)
-    opener = partial(_opened, answering, runtime, queue, batch_window / 1e3)
+    opener = partial(_opened, answering, queue, batch_window / 1e3)
     journal = Journal(note if not quiet else None)
     if model is None:
         names, pool, load = _every_model(opener, runtime, aliases, keep_alive, models_memory, journal)
     else:
         _say_it_stays(keep_alive, models_memory)
-        names, pool, load = _one_model(opener, model_here(model, yes=yes, store=not no_store), aliases, strict_models, journal)
+        model = model_here(model, yes=yes, store=not no_store)
+        names, pool, load = _one_model(partial(opener, runtime), model, aliases, strict_models, journal)
     listener = listen(chosen)
     place = listener.getsockname()
     with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain), contextlib.closing(journal):
@@ -132,21 +133,17 @@ def _every_model(
 ) -> tuple[list[str], ModelPool, LoadModel | None]:
     """Names, pool and loader of all models, none of which is loaded at first."""
     from edge_llm.opening.ledger import Ledger
-    from edge_llm.resources import free_memory, total_memory
+    from edge_llm.opening.resolve import models_budget
     from edge_llm.server.keep_alive import keep_alive_seconds
     from edge_llm.server.on_demand import OnDemandPool
     from edge_llm.server.running import EVERY_MODEL
     from edge_llm.server.shelf import ImportedModels
-    from edge_llm.weights.budget import parse_memory
 
     if aliases:
         raise UsageError("--alias is another name for one model; give MODEL", param="aliases")
     seconds = keep_alive_seconds(keep_alive or KEEP_ALIVE, "--keep-alive")
-    free = "the memory that is free"
-    budget = parse_memory(models_memory or MODELS_MEMORY, free_memory(), "models_memory", of=free)
-    pages = parse_memory(runtime.kv_memory or "1GiB", total_memory(), "kv_memory", of="main memory")
-    shelf = ImportedModels(partial(opener, shorter=True), pages, runtime.memory)
-    return [EVERY_MODEL], OnDemandPool(shelf, Ledger(main=budget), keep_alive=seconds, journal=journal), None
+    ledger = Ledger(main=models_budget(models_memory or MODELS_MEMORY))
+    return [EVERY_MODEL], OnDemandPool(ImportedModels(opener, runtime), ledger, keep_alive=seconds, journal=journal), None
 
 
 def _say_it_stays(keep_alive: str | None, models_memory: str | None) -> None:
@@ -157,23 +154,16 @@ def _say_it_stays(keep_alive: str | None, models_memory: str | None) -> None:
 
 def _opened(
     answering: Answering,
-    runtime: RuntimeConfig,
     queue: int,
     window_seconds: float,
+    runtime: RuntimeConfig,
     model: str | None,
     progress: StageProgress,
-    *,
-    shorter: bool = False,
 ) -> tuple[Engine, Service]:
-    """The engine and the service of ``model``; ``shorter``: a model of a shorter context than is asked for has its own."""
+    """The engine and the service of ``model``."""
     from edge_llm.engine.service import BatchingService
-    from edge_llm.formats.bundle import open_bundle
     from edge_llm.opening.load import load_engine
-    from edge_llm.paths import find_bundle
 
-    if shorter and runtime.context is not None:
-        with open_bundle(find_bundle(model)) as bundle:
-            runtime = replace(runtime, context=min(runtime.context, bundle.config.context))
     engine = answering.told(load_engine(model, runtime, progress))
     engine.batcher.prepare(progress)
     return engine, BatchingService(engine, queue_limit=queue, window_seconds=window_seconds)

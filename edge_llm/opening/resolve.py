@@ -29,6 +29,7 @@ from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
 from edge_llm.opening.plan import CardShare, Plan, WeightsPlan
 from edge_llm.paths import find_bundle
+from edge_llm.resources import free_memory
 from edge_llm.runner.base import FLOAT_SITE, Site
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
@@ -58,6 +59,11 @@ def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Plan:
     else:
         return replace(plan, cpus=_bound(here, machine), notices=notices)
     return replace(on_host(runtime, here, bundle, refusal), cpus=_bound(here, machine), notices=(moved(refusal),))
+
+
+def models_budget(text: str) -> int:
+    """Bytes of main memory that all models of a process may take, by what ``text`` says of those that are free now."""
+    return parse_memory(text, free_memory(), "models_memory", of="the memory that is free")
 
 
 def may_move(runtime: RuntimeConfig) -> bool:

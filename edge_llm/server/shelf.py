@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from edge_llm.config import RuntimeConfig
 from edge_llm.engine.contract import Service
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import ModelNotFound
 from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.manifest import MANIFEST
 from edge_llm.opening.ledger import MemoryNeeds
+from edge_llm.opening.load import plan_of
 from edge_llm.paths import BUILTIN_MODEL_NAME, find_bundle, imported_models
 from edge_llm.progress import StageProgress
-from edge_llm.weights.budget import parse_memory
 
 
 @dataclass(frozen=True)
 class SizedModel:
-    """What a model takes, by the sizes that its manifest says."""
+    """What a model takes, as its plan says."""
 
     name: str
     memory: MemoryNeeds
 
 
 class ImportedModels:
-    """All models here, each with ``pages`` bytes for keys and values; ``memory`` is the budget for weights, if there is one.
+    """All models here, each opened as ``runtime`` says; a model of a shorter context than is asked for has its own.
 
     ``open_model`` makes the engine and the service of a name; it is called from other threads.
     """
 
     def __init__(
-        self, open_model: Callable[[str, StageProgress], tuple[Engine, Service]], pages: int, memory: str | None = None
+        self, open_model: Callable[[RuntimeConfig, str, StageProgress], tuple[Engine, Service]], runtime: RuntimeConfig
     ) -> None:
-        self.load = open_model
-        self._pages = pages
-        self._memory = memory
+        self._open_model = open_model
+        self._runtime = runtime
         self._sizes: dict[str, tuple[int, SizedModel]] = {}
         """By name: the manifest's time, and what it said then."""
 
@@ -47,14 +48,20 @@ class ImportedModels:
         return next(iter(imported_models()), BUILTIN_MODEL_NAME)
 
     def plan(self, name: str) -> SizedModel:
-        folder = find_bundle(name)
-        made = (folder / "manifest.json").stat().st_mtime_ns
+        made = (find_bundle(name) / MANIFEST).stat().st_mtime_ns
         known = self._sizes.get(name)
         if known is None or known[0] != made:
-            with open_bundle(folder) as bundle:
-                weights = bundle.size if self._memory is None else min(bundle.size, parse_memory(self._memory, bundle.size))
-            known = self._sizes[name] = (made, SizedModel(name, MemoryNeeds(weights, self._pages)))
+            known = self._sizes[name] = (made, SizedModel(name, plan_of(name, self._runtime_of(name)).memory))
         return known[1]
+
+    def load(self, name: str, progress: StageProgress) -> tuple[Engine, Service]:
+        return self._open_model(self._runtime_of(name), name, progress)
+
+    def _runtime_of(self, name: str) -> RuntimeConfig:
+        if self._runtime.context is None:
+            return self._runtime
+        with open_bundle(find_bundle(name)) as bundle:
+            return replace(self._runtime, context=min(self._runtime.context, bundle.config.context))
 
     def unknown(self, name: str) -> ModelNotFound:
         here = {one.casefold(): one for one in self.names()}
