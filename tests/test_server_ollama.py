@@ -403,6 +403,25 @@ def test_unknown_routes_and_methods_name_those_that_are_there(http):
     assert http.post("/api/chat", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
 
 
+UNTYPED = [{}, {"Content-Type": "application/x-www-form-urlencoded"}]
+
+
+@pytest.mark.parametrize("headers", UNTYPED)
+def test_a_program_need_not_say_that_its_body_is_json(http, headers):
+    """HTTP | ollama | Below /api a body without a type, or with that of `curl -d`, is JSON."""
+    answer = http.post("/api/show", content=json.dumps({"model": "builtin"}), headers=headers)
+    assert answer.status_code == 200 and answer.json() == http.post("/api/show", json={"model": "builtin"}).json()
+
+
+@pytest.mark.parametrize("headers", UNTYPED)
+@pytest.mark.parametrize("page", ["Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode"])
+def test_a_page_must_say_that_its_body_is_json(http, headers, page):
+    """HTTP | ollama | What a page may have sent unasked is a 415 below /api, too."""
+    own = {"Origin": str(http.base_url).rstrip("/"), "Referer": "http://evil.com/", "Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "cors"}
+    body = json.dumps({"model": "builtin"})
+    assert http.post("/api/show", content=body, headers=headers | {page: own[page]}).status_code == 415
+
+
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "create"), ("POST", "push"), ("POST", "blobs/sha256:0"), ("HEAD", "blobs/sha256:0")]
 )

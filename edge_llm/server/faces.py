@@ -28,6 +28,8 @@ class Face:
     """The JSON of an error."""
     medium: Medium = SSE
     """How a stream is written."""
+    takes_untyped: bool = False
+    """Programs of this API leave out that their bodies are JSON, or say what `curl -d` says; see `guards`."""
 
     def failed(self, problem: Problem) -> str:
         """What ends a stream that had not begun to answer."""
@@ -40,7 +42,7 @@ class Face:
 OPENAI = Face(("/v1/",), Problem.openai)
 LLAMA_CPP = Face(("/",), Problem.llama_cpp)
 ANTHROPIC = Face(("/v1/messages", "/messages"), Problem.anthropic)
-OLLAMA = Face(("/api/",), Problem.ollama, NDJSON)
+OLLAMA = Face(("/api/",), Problem.ollama, NDJSON, takes_untyped=True)
 _FACES = (ANTHROPIC, OLLAMA, OPENAI, LLAMA_CPP)
 
 

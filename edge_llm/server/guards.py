@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.connection import Patience
-from edge_llm.server.faces import error_response
+from edge_llm.server.faces import error_response, face_of
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import MODEL_HEADER, give_back, header_text, lent_name
 from edge_llm.server.metrics import Metrics
@@ -47,6 +47,9 @@ _USUAL_HEADERS = ("authorization", "content-type", "x-api-key", "api-key", "anth
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _CHARSET = re.compile(r"application/json\s*(;\s*charset\s*=\s*\"?utf-?8\"?\s*)?", re.IGNORECASE)
+
+_UNTYPED = frozenset(("", "application/x-www-form-urlencoded"))
+"""What programs say of a body when nobody tells them."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class Guards:
                 await Response(headers={"Allow": _METHODS})(scope, receive, reply.send)
             else:
                 most = limits.body_bytes(self._pool.context)
-                await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
+                typed = not face_of(scope).takes_untyped or _may_be_page(headers)
+                await self._app(scope, _checked(headers, _bounded(receive, most), most, typed=typed), reply.send)
         except ClientDisconnect:
             pass  # it left before its body was there
         except asyncio.CancelledError:  # the server ends, and its drain is over
@@ -173,8 +177,14 @@ def _check_size(headers: Headers) -> None:
         raise HTTPException(431, f"a request may have {limits.HEADER_COUNT} headers and {limits.HEADER_BYTES} bytes of them")
 
 
-def _check_content(headers: Headers, most: int) -> None:
-    if not _CHARSET.fullmatch(headers.get("content-type", "").strip()):
+def _may_be_page(headers: Headers) -> bool:
+    """Whether a page may have sent the request: every browser names its origin in a POST, or where it comes from."""
+    return not {"origin", "referer", "sec-fetch-site", "sec-fetch-mode"}.isdisjoint(headers)
+
+
+def _check_content(headers: Headers, most: int, *, typed: bool) -> None:
+    named = headers.get("content-type", "").strip()
+    if not _CHARSET.fullmatch(named) and (typed or named.lower() not in _UNTYPED):
         raise HTTPException(415, "the Content-Type must be application/json, in UTF-8")
     if headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "compressed bodies are not read")
@@ -187,11 +197,14 @@ def _too_large(most: int) -> HTTPException:
     return HTTPException(413, f"the body is too large; at most `{most}` bytes are read")
 
 
-def _checked(headers: Headers, receive: Receive, most: int) -> Receive:
-    """``receive`` that refuses, when a route asks for the body, what the headers say is too long or of another type."""
+def _checked(headers: Headers, receive: Receive, most: int, *, typed: bool) -> Receive:
+    """``receive`` that refuses, when a route asks for the body, what the headers say is too long or of another type.
+
+    Where it need not be ``typed``, the body may have no type, or that of `curl -d`.
+    """
 
     async def receive_checked() -> Message:
-        _check_content(headers, most)
+        _check_content(headers, most, typed=typed)
         return await receive()
 
     return receive_checked
