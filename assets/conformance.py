@@ -70,7 +70,7 @@ conversation that does not fit loses its oldest turns (`messages.oldest`), unles
 TABLE = """| client | endpoint | what holds | test |
 |---|---|---|---|
 """
-LLAMA_CPP = ROOT / "tests" / "llama_cpp" / "results.json"
+LLAMA_CPP = ROOT / "tests" / "llama_cpp_suite" / "results.json"
 
 
 def conformance_page() -> str:
@@ -81,7 +81,7 @@ def conformance_page() -> str:
 
 
 def _llama_cpp() -> str:
-    """How many of llama.cpp's own tests pass, and why the others do not, as `tests/llama_cpp/run.py` found."""
+    """How many of llama.cpp's own tests pass, and why the others do not, as `tests/llama_cpp_suite/run.py` found."""
     if not LLAMA_CPP.exists():
         return ""
     found = json.loads(LLAMA_CPP.read_text())
@@ -89,7 +89,7 @@ def _llama_cpp() -> str:
     passed, total, package = len(found["passed"]), found["total"], found["package"]
     head = (
         f"{passed} of llama.cpp's {total} own server tests pass: those of {package} that are not slow, unmodified,\n"
-        "with stories260k in place of every model. `python tests/llama_cpp/run.py` runs them and says which are lost.\n"
+        "with stories260k in place of every model. `python tests/llama_cpp_suite/run.py` runs them and says which are lost.\n"
         "The others:\n\n| reason | tests |\n|---|---:|\n"
     )
     return head + "".join(f"| {reason} | {count} |\n" for reason, count in reasons) + "\n"

@@ -514,7 +514,7 @@ def test_masks_of_chunks_are_counted_where_each_chunk_has_its_own(bundles, monke
         seen.clear()
         runner.forward(runner.open(), tokens_of(bundle, 600))
         # what is compared, in float16, and lowered; of every chunk of a window
-        assert 5 * max(seen) * (settings.window if chip == "910b" else 0.4) <= plan._masks()
+        assert 5 * max(seen) * (found.runtime.window if chip == "910b" else 0.4) <= plan._masks()
         assert plan._masks() <= 2 * MASK_SIZE**2 or chip == "910b"
 
 

@@ -141,7 +141,8 @@ def test_a_number_is_written_in_plain_digits(option: click.Option) -> None:
             with pytest.raises(click.BadParameter) as refused:
                 option.type.convert(value, option, context)
             assert len(str(refused.value)) < 300
-    assert option.type.convert("7", option, context) == 7
+    number = min(7, getattr(option.type, "max", None) or 7)
+    assert option.type.convert(str(number), option, context) == number
 
 
 def test_many_numbers_are_looked_at() -> None:

@@ -1,4 +1,4 @@
-"""llama.cpp's API as its clients use it; its own tests run by `python tests/llama_cpp/run.py`."""
+"""llama.cpp's API as its clients use it; its own tests run by `python tests/llama_cpp_suite/run.py`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How many of llama.cpp's own tests pass, as the last run of `tests/llama_cpp/run.py` found, and what its shim asks for."""
+"""How many of llama.cpp's own tests pass, as `tests/llama_cpp_suite/run.py` found last, and what its shim asks for."""
 
 import json
 from itertools import pairwise
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "llama_cpp"
+FOLDER = Path(__file__).parent / "llama_cpp_suite"
 LEAST = 215
 
 

@@ -417,7 +417,8 @@ def test_a_program_need_not_say_that_its_body_is_json(http, headers):
 @pytest.mark.parametrize("page", ["Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode"])
 def test_a_page_must_say_that_its_body_is_json(http, headers, page):
     """HTTP | ollama | What a page may have sent unasked is a 415 below /api, too."""
-    own = {"Origin": str(http.base_url).rstrip("/"), "Referer": "http://x.com/", "Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "cors"}
+    here = str(http.base_url).rstrip("/")
+    own = {"Origin": here, "Referer": "http://evil.com/", "Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "cors"}
     body = json.dumps({"model": "builtin"})
     assert http.post("/api/show", content=body, headers=headers | {page: own[page]}).status_code == 415
 

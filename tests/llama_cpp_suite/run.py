@@ -1,8 +1,8 @@
 """Run llama.cpp's own tests of its server against `edge-llm serve`, unmodified, as its `tests.sh` does.
 
-    python tests/llama_cpp/run.py --model FOLDER            run them; what passed before and fails now is an error
-    python tests/llama_cpp/run.py --model FOLDER --write    write results.json, from which docs/conformance.md has its count
-    python tests/llama_cpp/run.py --model FOLDER unit/test_completion.py    some of them, and nothing is compared
+    python tests/llama_cpp_suite/run.py --model FOLDER            run them; what passed before and fails now is an error
+    python tests/llama_cpp_suite/run.py --model FOLDER --write    write results.json, which docs/conformance.md has its count of
+    python tests/llama_cpp_suite/run.py --model FOLDER unit/test_completion.py    some of them, and nothing is compared
 
 FOLDER has stories260k as a Hugging Face model; it stands in for every model that the tests name.  The tests come from the
 source distribution of llama-cpp-python, which is fetched into --work; nothing of it is kept in this repository.
