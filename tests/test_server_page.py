@@ -234,6 +234,18 @@ def test_what_is_deleted_can_be_brought_back(service, tab):
 # ---- nothing is lost
 
 
+def test_a_half_answer_is_kept_where_the_database_is_too_slow_for_a_page_that_goes(service, tab):
+    """HTTP | page | A reload keeps what has come of an answer, even if the browser's database never got it."""
+    ask(tab, "one")
+    stream = service.wait_for(1)
+    tab.run("IDBObjectStore.prototype.put = () => { throw new Error('too late'); }")
+    stream.put(Delta("Hel", (1,)))
+    tab.wait("document.querySelector('article.assistant .body')?.innerText === 'Hel'")
+    tab.reload()
+    tab.wait("document.querySelector('.note')?.innerText.startsWith('Broke off')")
+    assert shown(tab) == [("user", "one"), ("assistant", "Hel")]
+
+
 def test_a_reload_keeps_chat_draft_and_a_half_answer(engine, service, tab):
     """HTTP | page | A reload during an answer keeps the question, what has come, and what is typed."""
     ask(tab, "one")

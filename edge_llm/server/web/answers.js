@@ -1,6 +1,7 @@
 // Answers under way, one per chat: each goes on when another chat is looked at, and is kept while it grows.
 import {Problem, events, json} from "./api.js";
 import {throttled} from "./dom.js";
+import {halves} from "./store.js";
 import {wireMessages} from "./tree.js";
 
 const SAVE_MS = 700;
@@ -24,7 +25,12 @@ export class Answers {
   of(chat) { return this.#runs.get(chat); }
   writes(message) { return [...this.#runs.values()].some(run => run.message.id === message); }
   stop(chat) { this.#runs.get(chat)?.control.abort(); }
-  keepAll() { for (const run of this.#runs.values()) this.#save(run); }
+  keepAll() {
+    for (const run of this.#runs.values()) {
+      halves.keep(run.message);
+      this.#save(run);
+    }
+  }
 
   /** Have `message`, the last of `path`, written, or written on where it has begun. */
   async start(chat, path) {
@@ -41,14 +47,15 @@ export class Answers {
       this.#fail(run, error);
     }
     delete message.figures?.stopped;
-    await this.#save(run);
+    if (await this.#save(run)) halves.drop(message.id);
     this.#runs.delete(chat.id);
     this.ended(chat, message);
   }
 
+  /** Whether it is saved. */
   async #save(run) {
     const {$since, ...last} = run.message;
-    await this.store.save(null, last).catch(() => {});
+    return this.store.save(null, last).then(() => true, () => false);
   }
 
   #fail(run, error) {

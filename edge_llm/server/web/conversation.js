@@ -1,7 +1,7 @@
 // The chat that is open: its messages on the page, and all that can be done with them.
 import {announce, at, h} from "./dom.js";
 import {contextOf, factsOf} from "./models.js";
-import {drafts, newId} from "./store.js";
+import {drafts, halves, newId} from "./store.js";
 import {below, leafOf, pathTo, siblings, treeOf} from "./tree.js";
 import {Turn} from "./turn.js";
 import {toast} from "./widgets.js";
@@ -73,6 +73,7 @@ export class Conversation {
       this.store.removeEventListener("mine", heard);
       const stored = await this.store.message(message.id);
       if (this.answers.writes(message.id) || !["waiting", "writing"].includes(stored?.state)) return;
+      halves.restore(message);
       message.state = "broken";
       await this.store.save(null, message);
       this.draw();

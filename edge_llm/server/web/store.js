@@ -82,6 +82,17 @@ export class Store extends EventTarget {
 
 const plain = value => Object.fromEntries(Object.entries(value).filter(([name]) => !name.startsWith("$")));  // $: of this page's life only
 
+/** Answers under way when the page goes: what it tells the database then may come too late. */
+export const halves = {
+  keep({id, content, thought}) { kept.write(`half:${id}`, JSON.stringify({content, thought})); },
+  drop(id) { kept.write(`half:${id}`, null); },
+  restore(message) {
+    const half = JSON.parse(kept.read(`half:${message.id}`) ?? "null");
+    if (half && half.content.length >= message.content.length) Object.assign(message, half);
+    this.drop(message.id);
+  },
+};
+
 /** What is typed and not sent, by place: it is written at every key, and read first from this tab's own. */
 export const drafts = {
   read: place => kept.read(`draft:${place}`, "sessionStorage") ?? kept.read(`draft:${place}`) ?? "",
