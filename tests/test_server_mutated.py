@@ -77,6 +77,8 @@ BODIES = [
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}], "system": "Be short."}),
     ("/v1/responses/input_tokens", {"input": "hi", "instructions": "Be short."}),
     ("/ping", {}),
+    ("/v1/models/load", {"model": "builtin"}),
+    ("/v1/models/unload", {"model": "builtin"}),
     ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}),
     ("/v1/rerank", {"query": "a cat", "documents": ["a dog", "a tree"], "top_n": 1, "return_documents": True}),
     ("/completion", {"prompt": [5, "two", 6], "n_predict": 2, "n_probs": 2, "logit_bias": [["x", False], [5, 1.5]],

@@ -130,7 +130,7 @@ def test_without_a_list_no_page_of_others_is_let_in(engine):
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}])
-@pytest.mark.parametrize("path", ["/v1/nothing", "/api/chat", "/v1/chat/completions/x", "/%1b[31m", "/v1/messages/batches"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/apis/chat", "/v1/chat/completions/x", "/%1b[31m", "/v1/messages/batches"])
 def test_an_unknown_post_is_404_with_its_path(listed, path, headers):
     """HTTP | all | A POST to a path that is not there is 404 and names it, whatever its type."""
     answer = listed.post(path, content=b"{}", headers=headers)

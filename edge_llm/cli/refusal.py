@@ -20,7 +20,8 @@ def refusal(error: Exception) -> str | None:
     if sys.stdout is not None and (failure := flush_failure(sys.stdout)) is not None:
         give_up(sys.stdout)
         return f"cannot write to standard output: {failure.strerror}"
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    lost = isinstance(error, SystemError) and "without exception set" in str(error)  # Python had no memory for the error itself
+    if lost or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return "there is not enough memory; free some, allow the process more, or try a smaller --ctx or --memory"
     if isinstance(error, RuntimeError) and str(error) in ("can't start new thread", os.strerror(errno.EAGAIN)):
         return "the system gives no more threads; take fewer with --threads, or allow the process more threads and memory"

@@ -128,7 +128,6 @@ class ChatReply:
             ),
             "timings": timings(answers[0].finish),
             "prompt_logprobs": None if self.body.prompt_logprobs is None else prompt_logprobs(answers[0].prompt_logprobs),
-            "prompt_token_ids": None,
             **self.prompt_ids(),
             **self.shown,
         }
@@ -177,7 +176,6 @@ class ChatReply:
             "logprobs": self.logprobs(answer.logprobs),
             "finish_reason": outcome.reason,
             **stopped_by(outcome.finish),
-            "token_ids": None,
             **self.token_ids(answer.tokens, answer.finish),
         }
 

@@ -111,6 +111,7 @@ def listed(names: Sequence[str], host: str, port: int, drain_seconds: float) -> 
     with contextlib.suppress(OSError, StorageError):
         folder = servers_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _clear_stale(folder)
         path, new = folder / f"{pid}-{port}.json", folder / f".{pid}-{port}"
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,6 +134,12 @@ def running() -> list[Running]:
     except OSError as failure:
         raise StorageError(f"cannot list `{folder}`: {failure.strerror}; check its permissions") from None
     return sorted((server for path in paths if (server := _read(path)) is not None), key=lambda server: server.since)
+
+
+def _clear_stale(folder: Path) -> None:
+    """Remove what servers left that were killed."""
+    for path in [*folder.glob("*.json"), *folder.glob(".*-*")]:
+        _read(path)
 
 
 def _read(path: Path) -> Running | None:
