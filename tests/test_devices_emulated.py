@@ -24,13 +24,14 @@ from edge_llm.ascend.devices.card_cost import (
 )
 from edge_llm.ascend.devices.card_memory import CardArray, CardMemory
 from edge_llm.ascend.devices.card_weights import CardBlock, CardWeights, load_products
-from edge_llm.ascend.devices.emulated import EmulatedDevice, split_cores
+from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.ascend.npu.chips import CHIPS, chip_law
 from edge_llm.ascend.npu.law import check_product
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.convert.turns import with_turns
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions, Room, Rows
+from edge_llm.devices.cores import split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import DeviceError, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
@@ -17,6 +18,26 @@ def split_cores(threads: int) -> tuple[list[int], list[int]]:
     cores = [allowed[index % len(allowed)] for index in range(threads)]
     half = len(cores) // 2
     return cores[:half] or cores, cores[half:]
+
+
+class SplitCores:
+    """A device of ``_threads`` threads whose second lane runs on this machine's cores, too; they are split when asked for."""
+
+    _threads: int
+
+    @cached_property
+    def _split(self) -> tuple[list[int], list[int]]:
+        return split_cores(self._threads)
+
+    @property
+    def cpu_cores(self) -> list[int]:
+        """Cores of the CPU's lane."""
+        return self._split[0]
+
+    @property
+    def npu_cores(self) -> list[int]:
+        """Cores of the other lane: of what stands for the chip."""
+        return self._split[1]
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from edge_llm.devices.base import (
     Watch,
     check_int8_keys,
 )
-from edge_llm.devices.cores import bound, on_core, split_cores
+from edge_llm.devices.cores import SplitCores, bound, on_core
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import PlacedModel
@@ -52,7 +52,7 @@ from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 
 
-class EmulatedDevice:
+class EmulatedDevice(SplitCores):
     """``chip`` (310p, 310b or 910b) beside this machine's CPU: half of ``threads`` cores each, at least one.
 
     ``route`` names another matmul route than the chip's best; ``memory`` is a lower ceiling in bytes than the chip's;
@@ -84,20 +84,6 @@ class EmulatedDevice:
         self._shadow = shadow
         self._limited = memory is not None
         self._stream = Lock()  # of products that are launched one by one
-
-    @cached_property
-    def _split(self) -> tuple[list[int], list[int]]:
-        return split_cores(self._threads)
-
-    @property
-    def cpu_cores(self) -> list[int]:
-        """Cores of the CPU's lane."""
-        return self._split[0]
-
-    @property
-    def npu_cores(self) -> list[int]:
-        """Cores that stand for the chip."""
-        return self._split[1]
 
     @cached_property
     def chip(self) -> EmulatedChip:

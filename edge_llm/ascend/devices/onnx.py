@@ -29,7 +29,7 @@ from edge_llm.devices.base import (
     check_int8_keys,
     no_device,
 )
-from edge_llm.devices.cores import bound, on_core, split_cores
+from edge_llm.devices.cores import SplitCores, bound, on_core
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import PlacedModel
@@ -70,7 +70,7 @@ class OnnxLinears:
         return operands_of(linear, before if before.shape == (linear.columns, linear.rows) else None)
 
 
-class OnnxDevice:
+class OnnxDevice(SplitCores):
     """onnxruntime and the CPU's lane with half of ``threads`` cores each, at least one.
 
     ``memory`` is a ceiling in bytes for onnxruntime's copy of the weights; ``shadow=False`` drops the outliers.  Raises
@@ -89,20 +89,6 @@ class OnnxDevice:
         self._threads, self._shadow, self._memory = threads, shadow, memory
         self._sessions: dict[tuple[int, int, int, bool], Session] = {}
         self._stream = Lock()  # of products, which share sessions
-
-    @cached_property
-    def _split(self) -> tuple[list[int], list[int]]:
-        return split_cores(self._threads)
-
-    @property
-    def cpu_cores(self) -> list[int]:
-        """Cores of the CPU's lane."""
-        return self._split[0]
-
-    @property
-    def npu_cores(self) -> list[int]:
-        """Cores of onnxruntime."""
-        return self._split[1]
 
     @cached_property
     def _host(self) -> HostDevice:
