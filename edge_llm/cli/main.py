@@ -69,6 +69,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:  # another one, while the first was being answered
         process.interrupts.running = False
         code = process.INTERRUPTED
+    except MemoryError:  # none was left to build the message with
+        process.interrupts.running = False
+        os.write(2, b"error: not enough memory\n")
+        code = 1
     process.leave(code)
 
 
