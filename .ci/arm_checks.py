@@ -61,7 +61,7 @@ def import_model(model: Path) -> bytes:
 
 def logits(name: str) -> bytes:
     """Of a prompt: the same by the kernels of every instruction set that this processor has, streamed or not."""
-    import kernels
+    from edge_llm import kernels
     from edge_llm.config import RuntimeConfig
     from edge_llm.formats.bundle import open_bundle
     from edge_llm.opening.runner import load_int8_runner

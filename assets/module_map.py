@@ -126,7 +126,7 @@ def _folder(folder: Path, depth: int) -> Iterator[str]:
 
 def _inner(folder: Path) -> Iterator[Path]:
     """The packages in ``folder``."""
-    return (path.parent for path in sorted(folder.glob("*/__init__.py")))
+    return (path.parent for path in sorted(folder.glob("*/__init__.py")) if not path.parent.is_symlink())
 
 
 def _line(name: str, module: Path, depth: int) -> str:

@@ -18,11 +18,11 @@ from functools import partial
 
 import numpy as np
 
-import kernels
-from kernels import layout
-from kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear, lay_out
-from kernels.linear import Int8Linear, linear
-from kernels.roofs import read_bandwidth
+from edge_llm import kernels
+from edge_llm.kernels import layout
+from edge_llm.kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear, lay_out
+from edge_llm.kernels.linear import Int8Linear, linear
+from edge_llm.kernels.roofs import read_bandwidth
 
 K, N = 2048, 8192
 ROWS = (1, 2, 4, 8, 32, 512)

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-import kernels
-from kernels import linear
-from kernels.half_linear import half_linear
-from kernels.roofs import float_rate, read_bandwidth
+from edge_llm import kernels
+from edge_llm.kernels import linear
+from edge_llm.kernels.half_linear import half_linear
+from edge_llm.kernels.roofs import float_rate, read_bandwidth
 
 SHAPES = [(576, 960), (1536, 576), (896, 9728)]
 """K and N of linears of small models."""

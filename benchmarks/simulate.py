@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 from edge_llm.bench import cost_table, simulate, trace  # noqa: E402
 from edge_llm.bench.cost_table import CostTable, Step  # noqa: E402
 from edge_llm.bench.report import Column, Row, table_of  # noqa: E402
-from scheduler import CostModel, TaskGraph, Trace, beam, follow  # noqa: E402
-from scheduler import simulate as run  # noqa: E402
+from edge_llm.scheduler import CostModel, TaskGraph, Trace, beam, follow  # noqa: E402
+from edge_llm.scheduler import simulate as run  # noqa: E402
 
 TABLE = "llm-npu-qwen1.5-1.8b"
 CHUNKS = (1, 2, 4, 8, 16)

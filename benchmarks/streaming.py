@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT)]
 
 import numpy as np  # noqa: E402
 
-import kernels  # noqa: E402
+from edge_llm import kernels  # noqa: E402
 from edge_llm.bench.disk import DiskMeter, DiskUse  # noqa: E402
 from edge_llm.bench.environment import environment  # noqa: E402
 from edge_llm.bench.llama_shape import llama_shape  # noqa: E402

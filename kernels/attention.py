@@ -14,8 +14,8 @@ has the same bits whatever the other rows, the page numbers, the threads or the 
 
 from __future__ import annotations
 
-from kernels import _native
-from kernels.types import F16, F32, I8, I32, I64
+from edge_llm.kernels import _native
+from edge_llm.kernels.types import F16, F32, I8, I32, I64
 
 PAGE = 16  # tokens in a page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.types import TILE_CHANNELS
+from edge_llm.kernels.types import TILE_CHANNELS
 
 GROUP = 32
 """Input channels that share a scale of the activations."""

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels import _native
-from kernels._native import ThreadPool
-from kernels.activation import Activation, numbers
-from kernels.block_kinds import GROUP, KINDS, BlockKind
-from kernels.types import F32, I64, U8
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
+from edge_llm.kernels.activation import Activation, numbers
+from edge_llm.kernels.block_kinds import GROUP, KINDS, BlockKind
+from edge_llm.kernels.types import F32, I64, U8
 
 __all__ = ["GROUP", "KINDS", "BlockKind", "BlockLinear", "block_linear", "lay_out", "rows_of"]
 

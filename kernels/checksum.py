@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels import _native
-from kernels._native import ThreadPool
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
 
 
 def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[Any], pool: ThreadPool | None = None) -> int:

@@ -7,8 +7,8 @@ hot_weight f16[H, N]. `kernels.reference` defines it.
 
 from __future__ import annotations
 
-from kernels import _native
-from kernels.types import F16, F32, I8, I32, I64, U8
+from edge_llm.kernels import _native
+from edge_llm.kernels.types import F16, F32, I8, I32, I64, U8
 
 
 def embedding(

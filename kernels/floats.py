@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels import _native
-from kernels.types import F32, I8, I32, I64
+from edge_llm.kernels import _native
+from edge_llm.kernels.types import F32, I8, I32, I64
 
 F64 = npt.NDArray[np.float64]
 

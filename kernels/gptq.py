@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels import _native
-from kernels._native import ThreadPool
-from kernels.types import F32, I64
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
+from edge_llm.kernels.types import F32, I64
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ order, one fma each; so a row's result does not depend on the other rows, on the
 
 from __future__ import annotations
 
-from kernels import _native
-from kernels._native import ThreadPool
-from kernels.activation import Activation, numbers
-from kernels.types import F16, F32
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
+from edge_llm.kernels.activation import Activation, numbers
+from edge_llm.kernels.types import F16, F32
 
 
 def half_linear(

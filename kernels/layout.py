@@ -7,8 +7,8 @@ Values are in [-127, 127]. Every function raises ValueError, naming the argument
 
 from __future__ import annotations
 
-from kernels import _native
-from kernels.types import I8, I32, I64
+from edge_llm.kernels import _native
+from edge_llm.kernels.types import I8, I32, I64
 
 
 def pack_tiles(weight: I8) -> I8:

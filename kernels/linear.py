@@ -29,10 +29,10 @@ All raise ValueError, naming the argument, for a wrong type, shape or order, and
 
 from __future__ import annotations
 
-from kernels import _native
-from kernels._native import Int8Linear, ThreadPool
-from kernels.activation import Activation, numbers
-from kernels.types import F16, F32, I8, I32, Residual, Rounding
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import Int8Linear, ThreadPool
+from edge_llm.kernels.activation import Activation, numbers
+from edge_llm.kernels.types import F16, F32, I8, I32, Residual, Rounding
 
 __all__ = [
     "Int8Linear",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from kernels import _native
+from edge_llm.kernels import _native
 
 
 @contextmanager

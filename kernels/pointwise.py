@@ -10,9 +10,9 @@ tests compare with their composition.
 
 from __future__ import annotations
 
-from kernels import _native
-from kernels.activation import SILU, Activation, numbers
-from kernels.types import F32, I32
+from edge_llm.kernels import _native
+from edge_llm.kernels.activation import SILU, Activation, numbers
+from edge_llm.kernels.types import F32, I32
 
 
 def rms_norm(x: F32, gain: F32, eps: float, pool: _native.ThreadPool, out: F32 | None = None, *, add: F32 | None = None) -> F32:

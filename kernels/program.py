@@ -17,11 +17,11 @@ import math
 
 import numpy as np
 
-from kernels import _native
-from kernels._native import BlockLinear, Int8Linear, Reading, ThreadPool
-from kernels.activation import SILU, Activation, numbers
-from kernels.block_kinds import BlockKind
-from kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import BlockLinear, Int8Linear, Reading, ThreadPool
+from edge_llm.kernels.activation import SILU, Activation, numbers
+from edge_llm.kernels.block_kinds import BlockKind
+from edge_llm.kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
 
 
 class Program:

@@ -17,6 +17,6 @@ earlier reading of the same file, whose descriptor the new one shares; without i
 A process that was forked has no such threads: there 0 bytes are there, and who waits reads them itself.
 """
 
-from kernels._native import RangeReader, Reading
+from edge_llm.kernels._native import RangeReader, Reading
 
 __all__ = ["RangeReader", "Reading"]

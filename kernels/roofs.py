@@ -9,8 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from kernels import _native
-from kernels._native import ThreadPool
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
 
 _ROUNDS = 5  # the best counts: others may use the machine
 _PASSES = 15  # the median counts: on a shared memory bus the best pass is luck that no test of some seconds has

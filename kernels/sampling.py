@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels import _native
-from kernels._native import ThreadPool
-from kernels.types import F32, I64, U8
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
+from edge_llm.kernels.types import F32, I64, U8
 
 _INSERTED = 256
 """So many of the likeliest tokens are found by insertion, of which the time grows with their square; more by a sort of them."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import _native
-from kernels._native import ThreadPool
-from kernels.types import F32, I8, TILE_CHANNELS, TILE_DEPTH, U8
+from edge_llm.kernels import _native
+from edge_llm.kernels._native import ThreadPool
+from edge_llm.kernels.types import F32, I8, TILE_CHANNELS, TILE_DEPTH, U8
 
 CODEBOOK = np.array([0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19], np.uint8)
 GROUP = 32

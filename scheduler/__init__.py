@@ -3,7 +3,7 @@
 It knows tasks, the lanes that they occupy, which task waits for which, their durations and the order to run them in,
 and nothing of language models.  It needs the standard library only.  The example is a kitchen:
 
->>> from scheduler import CostModel, TaskGraph, beam, critical_path, execute, follow, in_order, simulate
+>>> from edge_llm.scheduler import CostModel, TaskGraph, beam, critical_path, execute, follow, in_order, simulate
 >>> def work():
 ...     pass
 >>> kitchen = TaskGraph()
@@ -69,13 +69,13 @@ Read on in `tasks`, `policy`, `simulate`, `execute`, `trace`, `follow`; these us
 out-of-order subgraph execution.
 """
 
-from scheduler.beam import Found, beam
-from scheduler.cost import CostModel
-from scheduler.exact import optimal
-from scheduler.execute import Cancelled, TaskFailed, execute
-from scheduler.follow import follow, planned
-from scheduler.graph_state import GraphState, Policy
-from scheduler.policy import (
+from edge_llm.scheduler.beam import Found, beam
+from edge_llm.scheduler.cost import CostModel
+from edge_llm.scheduler.exact import optimal
+from edge_llm.scheduler.execute import Cancelled, TaskFailed, execute
+from edge_llm.scheduler.follow import follow, planned
+from edge_llm.scheduler.graph_state import GraphState, Policy
+from edge_llm.scheduler.policy import (
     c_value,
     critical_path,
     feed,
@@ -86,9 +86,9 @@ from scheduler.policy import (
     per_lane,
     smallest,
 )
-from scheduler.simulate import simulate
-from scheduler.tasks import Completion, Task, TaskGraph
-from scheduler.trace import Span, Trace
+from edge_llm.scheduler.simulate import simulate
+from edge_llm.scheduler.tasks import Completion, Task, TaskGraph
+from edge_llm.scheduler.trace import Span, Trace
 
 __all__ = [
     "Cancelled",

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from scheduler.cost import CostModel
-from scheduler.graph_state import GraphState
-from scheduler.policy import c_value, critical_path, feed, first_ready
-from scheduler.simulate import simulate
-from scheduler.tasks import TaskGraph
-from scheduler.trace import Span, Trace
+from edge_llm.scheduler.cost import CostModel
+from edge_llm.scheduler.graph_state import GraphState
+from edge_llm.scheduler.policy import c_value, critical_path, feed, first_ready
+from edge_llm.scheduler.simulate import simulate
+from edge_llm.scheduler.tasks import TaskGraph
+from edge_llm.scheduler.trace import Span, Trace
 
 WIDTH = 200
 TOLERANCE = 1e-9  # of the makespan: closer values count as equal

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scheduler.trace import Trace
+from edge_llm.scheduler.trace import Trace
 
 MEMORY = 64  # observations
 MAX_SECONDS = 1e6  # a duration beyond eleven days is a mistake

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler.cost import CostModel
-from scheduler.graph_state import GraphState
-from scheduler.policy import critical_path
-from scheduler.simulate import simulate
-from scheduler.tasks import Task, TaskGraph
-from scheduler.trace import Span, Trace
+from edge_llm.scheduler.cost import CostModel
+from edge_llm.scheduler.graph_state import GraphState
+from edge_llm.scheduler.policy import critical_path
+from edge_llm.scheduler.simulate import simulate
+from edge_llm.scheduler.tasks import Task, TaskGraph
+from edge_llm.scheduler.trace import Span, Trace
 
 MAX_TASKS = 12
 

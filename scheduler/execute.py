@@ -18,11 +18,11 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
-from scheduler.cost import CostModel
-from scheduler.graph_state import GraphState, Policy
-from scheduler.policy import in_order
-from scheduler.tasks import Completion, Task, TaskGraph, nothing
-from scheduler.trace import Span, Trace
+from edge_llm.scheduler.cost import CostModel
+from edge_llm.scheduler.graph_state import GraphState, Policy
+from edge_llm.scheduler.policy import in_order
+from edge_llm.scheduler.tasks import Completion, Task, TaskGraph, nothing
+from edge_llm.scheduler.trace import Span, Trace
 
 IN_FLIGHT = 2  # tasks of a lane, at most: the device works on one and finds the next
 

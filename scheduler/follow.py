@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from scheduler.beam import beam
-from scheduler.graph_state import GraphState, Policy
-from scheduler.tasks import Task
-from scheduler.trace import Trace
+from edge_llm.scheduler.beam import beam
+from edge_llm.scheduler.graph_state import GraphState, Policy
+from edge_llm.scheduler.tasks import Task
+from edge_llm.scheduler.trace import Trace
 
 
 def follow(schedule: Trace) -> Policy:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
-from scheduler.cost import CostModel
-from scheduler.tasks import Task, TaskGraph
+from edge_llm.scheduler.cost import CostModel
+from edge_llm.scheduler.tasks import Task, TaskGraph
 
 
 class GraphState:

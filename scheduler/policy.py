@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from scheduler.graph_state import GraphState, Policy
-from scheduler.tasks import Task
+from edge_llm.scheduler.graph_state import GraphState, Policy
+from edge_llm.scheduler.tasks import Task
 
 Key = Callable[[Task, GraphState], float]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from scheduler.cost import CostModel
-from scheduler.graph_state import GraphState, Policy
-from scheduler.tasks import TaskGraph
-from scheduler.trace import Span, Trace
+from edge_llm.scheduler.cost import CostModel
+from edge_llm.scheduler.graph_state import GraphState, Policy
+from edge_llm.scheduler.tasks import TaskGraph
+from edge_llm.scheduler.trace import Span, Trace
 
 
 def simulate(graph: TaskGraph, policy: Policy, cost: CostModel, lanes: Sequence[str] | None = None) -> Trace:

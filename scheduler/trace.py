@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from scheduler.bounds import jobs, one_lane
-from scheduler.tasks import Task
+from edge_llm.scheduler.bounds import jobs, one_lane
+from edge_llm.scheduler.tasks import Task
 
 
 class Span(NamedTuple):

@@ -15,7 +15,7 @@ _SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests")]),
 }
-_PORTABLE = "import kernels; kernels.use_isa('portable')\n"
+_PORTABLE = "from edge_llm import kernels; kernels.use_isa('portable')\n"
 
 
 def run_on_another_processor(script: str, *arguments: object) -> str:

@@ -11,7 +11,7 @@ from gguf_files import Tensor, gguf_bytes, model_pairs, model_tensors, tokenizer
 from model_files import random_tensors, tiny_config
 
 from edge_llm.formats.gguf_blocks import TYPES, decode
-from kernels.blocks import KINDS, BlockKind
+from edge_llm.kernels.blocks import KINDS, BlockKind
 
 NUMBERS = {kind.name.lower(): number for number, kind in TYPES.items()}
 """ggml's number of a type by its name in lower case."""

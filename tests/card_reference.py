@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import HIDDEN
@@ -13,7 +14,6 @@ from edge_llm.operations.norm import Norm
 from edge_llm.quant.turning import turned
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
-from kernels.layout import unpack_tiles
 
 LARGEST = 65504.0
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import kernels
+from edge_llm import kernels
 
 if TYPE_CHECKING:
     import anthropic

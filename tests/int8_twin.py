@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.bundle_writer import BundleWriter
-from kernels import ThreadPool, w4
+from edge_llm.kernels import ThreadPool, w4
 
 
 def int8_twin(bundle: Bundle, folder: Path) -> Bundle:

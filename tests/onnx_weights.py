@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import pack_tiles, row_sums
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels import ThreadPool
-from kernels.layout import pack_tiles, row_sums
 
 POOL = ThreadPool(1)
 

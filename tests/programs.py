@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from scheduler import (
+from edge_llm.scheduler import (
     CostModel,
     TaskGraph,
     Trace,

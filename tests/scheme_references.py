@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from edge_llm.kernels.reference import hot_product, linear
+from edge_llm.kernels.reference.w4 import expand
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, is_codes
-from kernels.reference import hot_product, linear
-from kernels.reference.w4 import expand
 
 
 def reference(x: np.ndarray, weight: Weight) -> np.ndarray:

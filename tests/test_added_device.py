@@ -16,10 +16,10 @@ from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import reference
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear
 from edge_llm.subgraphs.placement import PLACEMENTS
-from kernels import reference
 
 OPENED = []
 

@@ -12,10 +12,10 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16
-from kernels import ThreadPool
 
 NO_HOT = np.empty(0, np.int32)
 

@@ -12,6 +12,7 @@ from edge_llm.bench.kv_quality import Seen, find_folds, key_factors, kv_quality_
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
@@ -22,7 +23,6 @@ from edge_llm.paths import builtin_bundle
 from edge_llm.quant.kv import kv_schemes
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.weights.resident import ResidentWeights
-from kernels import ThreadPool
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

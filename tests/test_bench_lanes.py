@@ -21,8 +21,8 @@ from edge_llm.engine import generation
 from edge_llm.errors import DeviceError
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.order import POLICIES
+from edge_llm.scheduler import Span, Trace
 from edge_llm.text.tokenizer import Tokenizer
-from scheduler import Span, Trace
 
 SYNTHETIC = LlamaConfig(
     family="llama", vocab_size=4000, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,

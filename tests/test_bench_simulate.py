@@ -10,8 +10,8 @@ from edge_llm.bench import cost_table, simulate, trace
 from edge_llm.cli.main import run
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.runner import order
-from scheduler import CostModel, Span, TaskGraph, Trace, beam, follow
-from scheduler import simulate as schedule
+from edge_llm.scheduler import CostModel, Span, TaskGraph, Trace, beam, follow
+from edge_llm.scheduler import simulate as schedule
 
 NAME = "llm-npu-qwen1.5-1.8b"
 POLICIES = ["in-order", "first-ready", "longest-first", "critical-path", "c-value", "feed", "planned"]

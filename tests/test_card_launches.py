@@ -27,10 +27,10 @@ from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.opening.defaults import fill_defaults
 from edge_llm.opening.machine import this_machine
 from edge_llm.runner.base import Segment
-from kernels.layout import unpack_tiles
 
 FREE = {"empty", "empty_like"}
 """Neither views nor operators of the card."""

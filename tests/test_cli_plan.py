@@ -19,11 +19,11 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.devices.host import HostDevice
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.roofs import read_bandwidth
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import float16
 from edge_llm.weights.plan import Rates
-from kernels import ThreadPool
-from kernels.roofs import read_bandwidth
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from importlib import import_module
 
 from edge_llm.bench import rates
 from edge_llm.cli.main import VERBS, main
-from kernels.roofs import read_bandwidth
+from edge_llm.kernels.roofs import read_bandwidth
 
 rates.read_bandwidth = lambda pool: read_bandwidth(pool, 16 << 20)
 for _, module, _ in VERBS:

@@ -16,6 +16,7 @@ from edge_llm.convert.sensitivity import four_bit_costs
 from edge_llm.convert.turns import quantizable
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels.w4 import panel_bytes
 from edge_llm.models import describe
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
@@ -26,7 +27,6 @@ from edge_llm.quant.quality import log_softmax
 from edge_llm.quant.shadow import COLD, Treatment
 from edge_llm.quant.turning import turned
 from edge_llm.sources import open_source
-from kernels.w4 import panel_bytes
 
 FIXED = "layers.1.o"
 

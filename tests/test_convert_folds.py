@@ -20,6 +20,7 @@ from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.convert.layer_folds import fold_layer, places
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.kernels import reference
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
@@ -30,7 +31,6 @@ from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
 from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.scheme import rounded_kv
-from kernels import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

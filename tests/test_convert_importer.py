@@ -48,6 +48,8 @@ from edge_llm.formats import leftovers
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.kernels.floats import product
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
@@ -61,8 +63,6 @@ from edge_llm.runner.base import Runner
 from edge_llm.sources import open_source
 from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
-from kernels.floats import product
-from kernels.layout import unpack_tiles
 
 ROOT = Path(__file__).resolve().parents[1]
 

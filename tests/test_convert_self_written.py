@@ -14,10 +14,10 @@ from edge_llm.convert.importer import import_model
 from edge_llm.convert.self_written import openings, tokens_worth_writing, write_text
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
 from edge_llm.sources import open_source
-from kernels import ThreadPool
 
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n{% endfor %}<assistant>"
 

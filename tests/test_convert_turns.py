@@ -31,6 +31,7 @@ from edge_llm.errors import CorruptBundle, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, encode_manifest
 from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.kernels.linear import quantize
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
@@ -44,9 +45,8 @@ from edge_llm.operations.linear import Linear
 from edge_llm.quant.turning import block_of, turned, turned_back, turned_columns
 from edge_llm.runner.base import Segment
 from edge_llm.runner.order import POLICIES
+from edge_llm.scheduler import CostModel, Policy, Span, TaskGraph, Trace, simulate
 from edge_llm.subgraphs.ops import CARD_LANE, HOST_LANE, SHADOW_PART
-from kernels.linear import quantize
-from scheduler import CostModel, Policy, Span, TaskGraph, Trace, simulate
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHAPE = {

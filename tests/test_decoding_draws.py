@@ -13,7 +13,7 @@ from edge_llm.config import GenerationParams
 from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.decoding.sampler import make_sampler
 from edge_llm.errors import NumericError
-from kernels import ThreadPool, reference, sampling
+from edge_llm.kernels import ThreadPool, reference, sampling
 
 VOCAB = 151_936
 

@@ -19,9 +19,9 @@ from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Delta, Request
+from edge_llm.kernels import sampling
 from edge_llm.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from edge_llm.text.tokenizer import Tokenizer
-from kernels import sampling
 
 WORDS = ["▁", "▁Whisk", "ers", "▁a", "é", "▁▁"]
 

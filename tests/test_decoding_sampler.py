@@ -10,7 +10,7 @@ from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.sampler import _best, _filters, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.errors import NumericError, UsageError
-from kernels import sampling
+from edge_llm.kernels import sampling
 
 # probabilities 0.5, 0.25, 0.125, 0.125
 LOGITS = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))

@@ -159,7 +159,7 @@ def test_kept_grammars_are_bounded_by_their_bytes(tokenizer):
 
     def ask_many() -> int:
         """Resident bytes after eleven grammars of some 30 MiB each."""
-        for at in range(11):
+        for _ in range(11):
             constraint = Constraint(Grammar("regex", f"{next(fresh)}" + "abcdefghi" * 10_000), tokenizer)
             constraint.mask(np.zeros(tokenizer.vocab_size, np.float32))
             assert 0 < guided._guide_of(tokenizer).kept_bytes <= MAX_KEPT_BYTES

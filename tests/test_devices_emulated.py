@@ -35,6 +35,9 @@ from edge_llm.devices.cores import split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import DeviceError, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import pack_tiles, row_sums, unpack_tiles
+from edge_llm.kernels.linear import linear_int8
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import Attention
@@ -50,9 +53,6 @@ from edge_llm.subgraphs.ops import Subgraph
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
-from kernels import ThreadPool
-from kernels.layout import pack_tiles, row_sums, unpack_tiles
-from kernels.linear import linear_int8
 
 POOL = ThreadPool(1)
 NAMES = sorted(CHIPS)

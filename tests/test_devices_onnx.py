@@ -32,10 +32,10 @@ from edge_llm.devices import open_device, split
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kernels.linear import linear_int8
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels.linear import linear_int8
 
 PLACEMENTS = ("split,host", "split")
 SHAPES = {

@@ -13,13 +13,13 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import pack_tiles, row_sums
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import WeightSizes
 from edge_llm.weights.resident import ResidentWeights
-from kernels import ThreadPool
-from kernels.layout import pack_tiles, row_sums
 
 DEVICE = "emulated:310p:float16"
 SHAPES = {

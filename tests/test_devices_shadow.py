@@ -10,6 +10,9 @@ import pytest
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.split import build_split_op
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import unpack_tiles
+from edge_llm.kernels.linear import linear_int8
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
 from edge_llm.operations.linear import Linear, SourceRows
@@ -17,9 +20,6 @@ from edge_llm.quant.scheme import quantize_weight
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
-from kernels import ThreadPool
-from kernels.layout import unpack_tiles
-from kernels.linear import linear_int8
 
 TOKENS, COLUMNS, OUTPUTS = 5, 40, 24
 HOT = np.array([3, 17], np.int32)

@@ -28,6 +28,7 @@ from edge_llm.ascend.export.initializers import write_products
 from edge_llm.ascend.npu.chips import CHIPS
 from edge_llm.cli.main import run
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.operations.base import HIDDEN
 from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
@@ -35,7 +36,6 @@ from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
-from kernels.layout import unpack_tiles
 
 LENGTHS = (1, 8)
 OPERATORS = {

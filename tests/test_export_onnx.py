@@ -27,6 +27,7 @@ from edge_llm.cli.main import run
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kernels import linear
 from edge_llm.operations.base import HIDDEN
 from edge_llm.operations.glu import GLU
 from edge_llm.operations.layer import Layer
@@ -35,7 +36,6 @@ from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
-from kernels import linear
 
 LENGTHS = (1, 8, 32)
 WHY = "the extra `onnx` is not installed"

@@ -19,6 +19,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.convert.self_written import openings, write_text
 from edge_llm.convert.trial import held_out_sequences
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
 from edge_llm.opening.machine import this_machine
@@ -26,7 +27,6 @@ from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import open_runner
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.sources import open_source
-from kernels import ThreadPool
 
 RUNTIME = RuntimeConfig(device="host", threads=2, context=256)
 

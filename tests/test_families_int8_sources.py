@@ -13,10 +13,10 @@ from quantized_files import Quantized, int8, write_quantized
 
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.models.weights import read_layer
 from edge_llm.sources import open_source
 from edge_llm.weights.resident import layer_weights
-from kernels.layout import unpack_tiles
 
 STATIC = {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True}
 

@@ -22,10 +22,10 @@ from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, tensor_layout
 from edge_llm.formats.manifest import VERSION, encode_manifest
+from edge_llm.kernels.checksum import crc32c
 from edge_llm.models import describe
 from edge_llm.models.layer import DescribedConfig
 from edge_llm.weights.resident import ResidentWeights
-from kernels.checksum import crc32c
 
 CONFIG = LlamaConfig(
     family="llama",

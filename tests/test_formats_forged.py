@@ -23,13 +23,13 @@ from edge_llm.decoding.sampler import greedy
 from edge_llm.errors import CorruptBundle, NumericError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, WEIGHTS, encode_manifest
+from edge_llm.kernels.checksum import crc32c
+from edge_llm.kernels.linear import Int8Linear
+from edge_llm.kernels.types import TILE_CHANNELS
+from edge_llm.kernels.w4 import GROUP, steps_fit
 from edge_llm.opening.runner import load_runner
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
 from edge_llm.weights.streamed import StreamedWeights
-from kernels.checksum import crc32c
-from kernels.linear import Int8Linear
-from kernels.types import TILE_CHANNELS
-from kernels.w4 import GROUP, steps_fit
 
 CONFIG = LlamaConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=76, num_layers=4, num_heads=3,

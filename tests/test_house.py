@@ -15,7 +15,7 @@ from edge_llm.opening.numerics import numeric_files
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
-    "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
+    "edge_llm.kernels": 0, "edge_llm.scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1, "edge_llm.resources": 1,
     "edge_llm.strict_json": 2, "edge_llm.user_config": 2, "edge_llm.operations": 2,
     "edge_llm.models": 3,
@@ -35,6 +35,8 @@ FLOORS = {
 }  # fmt: skip
 LONGEST_CHAIN = 15
 """Modules of which each imports the next when it is loaded: to understand the first, one may have to read all the others."""
+OUTSIDE = ("kernels", "scheduler")
+"""Packages of edge_llm whose folders lie beside its own; links lead to them."""
 FACE = "edge_llm"
 """It hands on names of files that ask it for the version."""
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
@@ -50,7 +52,8 @@ def modules():
 
 
 def module_name(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return f"edge_llm.{name}" if name.split(".")[0] in OUTSIDE else name
 
 
 def room(name):
@@ -87,8 +90,14 @@ def test_imports_go_down():
             if there is not None and there != here:
                 floors = f"{path}: {here} (floor {FLOORS[here]}) imports {imported} (floor {FLOORS[there]})"
                 assert FLOORS[there] < FLOORS[here], floors
-                if there == "scheduler":
+                if there == "edge_llm.scheduler":
                     assert here in SCHEDULER_IMPORTERS, f"{path}: {here} must not know the scheduler"
+
+
+def test_nothing_but_edge_llm_is_imported_from_the_top():
+    """A wheel has no `kernels` and no `scheduler` there: others have packages of these names."""
+    for path in (*modules(), *(ROOT / "tests").rglob("*.py")):
+        assert not {name.split(".")[0] for name in imports_among(ast.walk(ast.parse(path.read_text())))} & set(OUTSIDE), path
 
 
 def test_nothing_runs_code_from_data():
@@ -100,8 +109,8 @@ def test_nothing_runs_code_from_data():
 
 def test_what_defines_correct_is_not_called_by_what_it_checks():
     for path in modules():
-        if not module_name(path).startswith("kernels.reference"):
-            assert not [name for name in imports(path) if f"{name}.".startswith("kernels.reference.")], path
+        if not module_name(path).startswith("edge_llm.kernels.reference"):
+            assert not [name for name in imports(path) if f"{name}.".startswith("edge_llm.kernels.reference.")], path
 
 
 def outside_functions(tree):
@@ -142,7 +151,8 @@ def test_scheduler_needs_only_the_standard_library():
     for path in (ROOT / "scheduler").glob("*.py"):
         for imported in imports(path):
             top = imported.split(".")[0]
-            assert top in sys.stdlib_module_names or top == "scheduler", f"{path.name} imports {imported}"
+            ours = f"{imported}.".startswith("edge_llm.scheduler.")
+            assert ours or top in sys.stdlib_module_names, f"{path.name} imports {imported}"
 
 
 def imported_among(nodes, known):
@@ -213,8 +223,8 @@ def test_help_loads_nothing_heavy(edge_llm_home, code, config):
     if config is not None:
         (edge_llm_home / "config.toml").write_text(config)
     heavy = {
-        "numpy", "torch", "onnx", "onnxruntime", "textual", "rich", "tokenizers", "jinja2", "huggingface_hub", "kernels",
-        "starlette", "uvicorn", "pydantic",
+        "numpy", "torch", "onnx", "onnxruntime", "textual", "rich", "tokenizers", "jinja2", "huggingface_hub",
+        "edge_llm.kernels", "starlette", "uvicorn", "pydantic",
     }  # fmt: skip
     assert not loaded_by(code) & heavy
 
@@ -226,16 +236,17 @@ def test_one_answer_needs_no_full_screen():
 
 def test_the_first_frame_of_the_chat_needs_no_engine():
     """Loading it takes longer than the frame may."""
-    assert not {"numpy", "kernels", "tokenizers", "mcp", "edge_llm.engine.engine"} & loaded_by("import edge_llm.tui.app")
+    heavy = {"numpy", "edge_llm.kernels", "tokenizers", "mcp", "edge_llm.engine.engine"}
+    assert not heavy & loaded_by("import edge_llm.tui.app")
 
 
 def test_all_that_a_runner_reaches_counts_as_numerics():
     """Stored pages are of the code that `edge_llm.opening.numerics` digests: nothing that computes may lie beside it."""
     knows_no_numbers = {f"edge_llm.{name}" for name in ("ascend", "errors", "files", "progress", "strict_json")} | {"edge_llm"}
     reached = loaded_by("import edge_llm.runner.runner, edge_llm.ascend.devices.emulated, edge_llm.models.rope")
-    ours = {name for name in reached if name.startswith(("edge_llm", "kernels."))} - knows_no_numbers
+    ours = {name for name in reached if name.startswith("edge_llm") and ".scheduler" not in name} - knows_no_numbers
     digested = {module_name(path) for path in numeric_files() if path.suffix == ".py"}
-    assert ours - digested == {"kernels._native"}
+    assert ours - digested == {"edge_llm.kernels._native"}
     assert any(path.suffix == ".so" for path in numeric_files())
 
 

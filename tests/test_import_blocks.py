@@ -21,6 +21,8 @@ from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.kernels.blocks import KINDS
+from edge_llm.kernels.reference.blocks import rows_of
 from edge_llm.models import describe, load_config
 from edge_llm.models.weights import layer_shapes, read_embedding, read_final_norm, read_layer
 from edge_llm.opening.runner import load_runner
@@ -28,8 +30,6 @@ from edge_llm.quant.blocks import Q8_0, scaled, to_q8_0
 from edge_llm.schemes.blocks import parts_in_blocks
 from edge_llm.sources import open_source
 from edge_llm.sources.lora_places import Wish
-from kernels.blocks import KINDS
-from kernels.reference.blocks import rows_of
 
 
 def imported(file: Path, folder: Path, **how):

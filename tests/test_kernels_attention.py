@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels
-from kernels import attention, pointwise, reference
+from edge_llm import kernels
+from edge_llm.kernels import attention, pointwise, reference
 
 F32 = reference.F32
 PAGE = attention.PAGE

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kernels
+from edge_llm import kernels
 from edge_llm.formats.gguf_blocks import TYPES, decode
-from kernels import blocks
-from kernels.activation import GELU_TANH, SILU, clamped_silu
-from kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear
-from kernels.program import Program
-from kernels.reference import blocks as reference
+from edge_llm.kernels import blocks
+from edge_llm.kernels.activation import GELU_TANH, SILU, clamped_silu
+from edge_llm.kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear
+from edge_llm.kernels.program import Program
+from edge_llm.kernels.reference import blocks as reference
 
 EPS = 1e-5
 _HALVES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "mxfp4": ()}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kernels import ThreadPool, _native, reference
-from kernels.checksum import crc32c
+from edge_llm.kernels import ThreadPool, _native, reference
+from edge_llm.kernels.checksum import crc32c
 
 # RFC 3720, appendix B.4
 VECTORS = [

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kernels import layout, reference, w4
-from kernels.embedding import embedding
+from edge_llm.kernels import layout, reference, w4
+from edge_llm.kernels.embedding import embedding
 
 
 def table(rows, columns, hot, spare=0):

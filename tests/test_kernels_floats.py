@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from another_processor import run_on_another_processor
 
-import kernels
+from edge_llm import kernels
+from edge_llm.kernels import floats
+from edge_llm.kernels.reference import floats as reference
 from edge_llm.operations.arithmetic import SAME_BITS
 from edge_llm.operations.base import Arithmetic
 from edge_llm.operations.scores import attend
-from kernels import floats
-from kernels.reference import floats as reference
 
 F32 = floats.F32
 EXACT = Context(prec=40)

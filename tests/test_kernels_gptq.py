@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import kernels
-from kernels import gptq, w4
-from kernels.gptq import Steps
-from kernels.reference import gptq as reference
-from kernels.types import F32
+from edge_llm import kernels
+from edge_llm.kernels import gptq, w4
+from edge_llm.kernels.gptq import Steps
+from edge_llm.kernels.reference import gptq as reference
+from edge_llm.kernels.types import F32
 
 
 def case(rows: int, columns: int) -> tuple[F32, F32, np.ndarray]:

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kernels
-from kernels import linear, pointwise, reference
-from kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, clamped_silu
-from kernels.half_linear import half_linear
-from kernels.program import Program
+from edge_llm import kernels
+from edge_llm.kernels import linear, pointwise, reference
+from edge_llm.kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, clamped_silu
+from edge_llm.kernels.half_linear import half_linear
+from edge_llm.kernels.program import Program
 
 SHAPES = [(1, 1), (7, 16), (9, 2), (40, 66), (17, 130), (33, 324)]
 """K and N."""

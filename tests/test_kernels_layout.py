@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels import layout, reference
+from edge_llm.kernels import layout, reference
 
 SHAPES = [(1, 1), (16, 4), (15, 3), (17, 5), (33, 130), (64, 64), (5, 1), (1, 257)]
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import kernels
-from kernels import layout, linear, reference
-from kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, Activation, clamped_silu
+from edge_llm import kernels
+from edge_llm.kernels import layout, linear, reference
+from edge_llm.kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, Activation, clamped_silu
 
 NO_HOT = np.zeros(0, np.int32)
 
@@ -543,7 +543,7 @@ def test_a_malformed_residual_is_refused(pools: list[kernels.ThreadPool]) -> Non
 
 
 def test_roofs_are_positive(isa: str, pools: list[kernels.ThreadPool]) -> None:
-    from kernels import roofs
+    from edge_llm.kernels import roofs
 
     assert roofs.int8_rate(pools[1], seconds=0.001) > 0
     assert roofs.read_bandwidth(pools[1], 1 << 20) > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.memory import recycled, share
+from edge_llm.kernels.memory import recycled, share
 
 LARGE = 1 << 20
 

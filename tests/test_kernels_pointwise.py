@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kernels
-from kernels import pointwise, reference
-from kernels.activation import (
+from edge_llm import kernels
+from edge_llm.kernels import pointwise, reference
+from edge_llm.kernels.activation import (
     GELU_ERF,
     GELU_TANH,
     RELU,

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-import kernels
-from kernels import layout, linear, reference
+from edge_llm import kernels
+from edge_llm.kernels import layout, linear, reference
 
 
 def multiply(pool: kernels.ThreadPool, seed: int) -> bool:
@@ -165,8 +165,8 @@ def test_reference_fma_rounds_once() -> None:
 ENDS_UNDER_KERNELS = """
 import threading, time
 import numpy as np
-import kernels
-from kernels import _native
+from edge_llm import kernels
+from edge_llm.kernels import _native
 
 pool = kernels.ThreadPool({threads})
 data = np.zeros(1 << 24, np.int8)
@@ -191,8 +191,8 @@ def test_the_interpreter_may_end_under_kernels_of_daemon_threads(threads: int) -
 FORKS = """
 import os, sys, threading, warnings
 import numpy as np
-import kernels
-from kernels import _native, pointwise, sampling
+from edge_llm import kernels
+from edge_llm.kernels import _native, pointwise, sampling
 
 warnings.simplefilter("ignore")  # a fork of a process with threads, which is what is tried here
 pool = kernels.ThreadPool({threads})
@@ -237,8 +237,8 @@ def test_a_pool_works_in_a_child_that_was_forked_under_kernels(threads: int) -> 
 
 STOPPED = """
 import numpy as np
-import kernels
-from kernels import pointwise
+from edge_llm import kernels
+from edge_llm.kernels import pointwise
 
 pool = kernels.ThreadPool(3)
 x, gain = np.random.default_rng(0).random((2000, 512)).astype(np.float32), np.ones(512, np.float32)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-import kernels
-from kernels import layout, linear, reference
-from kernels.activation import GELU_TANH, RELU_SQUARED, clamped_silu
-from kernels.checksum import crc32c
-from kernels.program import Program
-from kernels.range_reader import RangeReader
+from edge_llm import kernels
+from edge_llm.kernels import layout, linear, reference
+from edge_llm.kernels.activation import GELU_TANH, RELU_SQUARED, clamped_silu
+from edge_llm.kernels.checksum import crc32c
+from edge_llm.kernels.program import Program
+from edge_llm.kernels.range_reader import RangeReader
 
 HIDDEN, HEADS, KV_HEADS, DIM, MOST, PAGES, POSITIONS, VOCABULARY = 48, 4, 2, 16, 20, 9, 64, 70
 WIDTHS = (48, 40)

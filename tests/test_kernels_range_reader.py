@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.checksum import crc32c
-from kernels.range_reader import RangeReader
+from edge_llm.kernels.checksum import crc32c
+from edge_llm.kernels.range_reader import RangeReader
 
 PAGE = 4096
 
@@ -129,7 +129,7 @@ def test_bad_readers(threads: int, request_bytes: int) -> None:
 FORKED = """
 import os, sys, warnings
 import numpy as np
-from kernels.range_reader import RangeReader
+from edge_llm.kernels.range_reader import RangeReader
 
 warnings.simplefilter("ignore")  # a fork of a process with threads, which is what is tried here
 fd, ends = os.open(sys.argv[1], os.O_RDONLY), np.array([4096])

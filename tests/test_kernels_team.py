@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import kernels
-from kernels import _native, layout, linear, pointwise
+from edge_llm import kernels
+from edge_llm.kernels import _native, layout, linear, pointwise
 
 PROC = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system does not tell threads")
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -68,8 +68,8 @@ def test_pools_at_once_give_what_each_gives_alone(threads: int, callers: int) ->
 THREADS = """
 import os, threading, time
 import numpy as np
-import kernels
-from kernels import pointwise
+from edge_llm import kernels
+from edge_llm.kernels import pointwise
 
 def threads():
     return len(os.listdir("/proc/self/task")) - before
@@ -175,8 +175,8 @@ def test_long_calls_of_one_pool_keep_no_other_waiting() -> None:
 FORKS = """
 import os, threading, warnings
 import numpy as np
-import kernels
-from kernels import _native, linear, pointwise
+from edge_llm import kernels
+from edge_llm.kernels import _native, linear, pointwise
 
 warnings.simplefilter("ignore")  # a fork of a process with threads, which is what is tried here
 pools = [kernels.ThreadPool({threads}) for _ in range(3)]

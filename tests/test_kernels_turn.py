@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import kernels
-from kernels import ThreadPool, attention, embedding, linear, pointwise, reference
-from kernels.layout import pack_tiles, row_sums
-from kernels.program import Program
+from edge_llm import kernels
+from edge_llm.kernels import ThreadPool, attention, embedding, linear, pointwise, reference
+from edge_llm.kernels.layout import pack_tiles, row_sums
+from edge_llm.kernels.program import Program
 
 POOL = ThreadPool(2)
 BLOCKS = (0, 2, 4, 8, 16, 32, 64, 128)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kernels
-from kernels import layout, linear, reference, w4
-from kernels.activation import GELU_TANH
-from kernels.reference import w4 as definition
-from kernels.types import I8, U8
+from edge_llm import kernels
+from edge_llm.kernels import layout, linear, reference, w4
+from edge_llm.kernels.activation import GELU_TANH
+from edge_llm.kernels.reference import w4 as definition
+from edge_llm.kernels.types import I8, U8
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 130]
 

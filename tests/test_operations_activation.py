@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from odd_layers import ODD
 
+from edge_llm.kernels import ThreadPool, pointwise
+from edge_llm.kernels.activation import Activation
 from edge_llm.operations.activation import Activate
 from edge_llm.operations.base import FloatRun, Folding, Gain, LayerWeights
 from edge_llm.operations.glu import CLAMPED, GLU
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.norm import Norm
-from kernels import ThreadPool, pointwise
-from kernels.activation import Activation
 
 RUN = FloatRun(LayerWeights({}, {}), {})
 ALONE = ("silu", "gelu_tanh", "relu", "relu_squared")

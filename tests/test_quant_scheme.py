@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge_llm.errors import InvalidModel
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.quant.scheme import SMALLEST_SCALE, WeightQuantizer, quantize_weight
-from kernels.layout import unpack_tiles
 
 NONE = np.empty(0, np.int32)
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from edge_llm.errors import InvalidModel
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import product
+from edge_llm.kernels.gptq import Steps
 from edge_llm.quant.gptq import column_order, damped_energy, damping, descend, gptq, input_energy, summed_energy
 from edge_llm.quant.w4 import dense, fit_weight, fits, round_weight
-from kernels import ThreadPool
-from kernels.floats import product
-from kernels.gptq import Steps
 
 NO_HOT = np.empty(0, np.int32)
 WHOLE = Steps(np.ones((1, 5), np.float32))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import scheduler
+from edge_llm import scheduler
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig, RuntimeConfig
 from edge_llm.devices import model

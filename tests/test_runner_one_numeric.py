@@ -11,13 +11,13 @@ from edge_llm.devices import model
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import program
+from edge_llm.kernels.program import Program
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.runner.rows import split
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.resident import ResidentWeights
-from kernels import program
-from kernels.program import Program
 
 SHAPES = {
     "grouped heads, tied": LlamaConfig(

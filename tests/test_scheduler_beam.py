@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import POLICIES, assert_lawful, programs
 
-from scheduler import CostModel, TaskGraph, beam, critical_path, execute, follow, in_order, optimal, planned, simulate
+from edge_llm.scheduler import CostModel, TaskGraph, beam, critical_path, execute, follow, in_order, optimal, planned, simulate
 
 
 def chains(*each: list[tuple[str, float]]) -> tuple[TaskGraph, CostModel]:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import POLICIES, programs
 
-from scheduler import Span, Trace, optimal, simulate
-from scheduler.bounds import Job, jobs, one_lane
+from edge_llm.scheduler import Span, Trace, optimal, simulate
+from edge_llm.scheduler.bounds import Job, jobs, one_lane
 
 
 def test_head_and_tail_are_the_longest_paths_before_and_behind():

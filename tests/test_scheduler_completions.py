@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import POLICIES, assert_lawful
 
-from scheduler import Cancelled, CostModel, TaskFailed, TaskGraph, execute, first_ready
-from scheduler.execute import IN_FLIGHT
+from edge_llm.scheduler import Cancelled, CostModel, TaskFailed, TaskGraph, execute, first_ready
+from edge_llm.scheduler.execute import IN_FLIGHT
 
 
 @pytest.fixture(autouse=True)
@@ -274,7 +274,7 @@ def test_spans_and_costs_are_of_the_work_and_not_of_its_sending(device, monkeypa
             self.now += seconds
 
     clock = Clock()
-    monkeypatch.setattr(importlib.import_module("scheduler.execute"), "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(importlib.import_module("edge_llm.scheduler.execute"), "perf_counter", lambda: clock.now)
     second_is_sent, first_is_over = threading.Event(), threading.Event()
 
     def send(work, then=lambda: None):

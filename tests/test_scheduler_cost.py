@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import CostModel, Span, Trace
-from scheduler.cost import MEMORY
+from edge_llm.scheduler import CostModel, Span, Trace
+from edge_llm.scheduler.cost import MEMORY
 
 SECONDS = st.floats(0, 1e6)
 

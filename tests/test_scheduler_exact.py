@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import CostModel, TaskGraph, critical_path, optimal, simulate
+from edge_llm.scheduler import CostModel, TaskGraph, critical_path, optimal, simulate
 
 
 def best_of_all_orders(graph: TaskGraph, cost: CostModel) -> float:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import (
+from edge_llm.scheduler import (
     Cancelled,
     CostModel,
     TaskFailed,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler import (
+from edge_llm.scheduler import (
     CostModel,
     GraphState,
     Task,
@@ -17,7 +17,7 @@ from scheduler import (
     per_lane,
     smallest,
 )
-from scheduler.policy import path_seconds, released_seconds, seconds
+from edge_llm.scheduler.policy import path_seconds, released_seconds, seconds
 
 
 @pytest.fixture

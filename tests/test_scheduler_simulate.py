@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import POLICIES, assert_lawful, programs
 
-from scheduler import (
+from edge_llm.scheduler import (
     CostModel,
     TaskGraph,
     first_ready,

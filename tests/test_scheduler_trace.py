@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import Span, Trace
+from edge_llm.scheduler import Span, Trace
 
 # a  |[x 0-2]  [z 5-6]    |
 # b  |  [y 2-5]    [w 7-8]|

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_model
 from scheme_references import reference
 
-import kernels
+from edge_llm import kernels
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import encode_manifest
+from edge_llm.kernels import reference as kernel_reference
+from edge_llm.kernels.activation import SILU
+from edge_llm.kernels.layout import unpack_tiles
+from edge_llm.kernels.program import Program
+from edge_llm.kernels.types import Residual
 from edge_llm.models import load_config
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
-from kernels import reference as kernel_reference
-from kernels.activation import SILU
-from kernels.layout import unpack_tiles
-from kernels.program import Program
-from kernels.types import Residual
 
 INTEGERS = {"input_scale": 0.03, "shadow": "full"}
 NEAR = {"int8": 0.02, "float16": 0.02}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from block_files import config, mixed, random_blocks, write_blocks
 
-import kernels
+from edge_llm import kernels
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.engine import collect
@@ -16,6 +16,12 @@ from edge_llm.errors import CorruptBundle, DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.gguf_blocks import TYPES, decode
 from edge_llm.formats.manifest import encode_manifest
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.activation import SILU
+from edge_llm.kernels.blocks import KINDS, lay_out
+from edge_llm.kernels.checksum import crc32c
+from edge_llm.kernels.pointwise import gated
+from edge_llm.kernels.reference import blocks as slow
 from edge_llm.opening.load import load_engine
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
@@ -24,12 +30,6 @@ from edge_llm.schemes import check_tensor, linear_tensors, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_of_rows, rows_in_panels
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
 from edge_llm.weights.streamed import StreamedWeights
-from kernels import ThreadPool
-from kernels.activation import SILU
-from kernels.blocks import KINDS, lay_out
-from kernels.checksum import crc32c
-from kernels.pointwise import gated
-from kernels.reference import blocks as slow
 
 POOL = ThreadPool(2)
 TOKENS = [5, 100, 250, 7, 7, 31, 64, 200, 2, 90, 13, 255, 77, 140, 9, 5, 100, 41, 3, 199]

@@ -22,12 +22,12 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.opening.runner import load_runner
 from edge_llm.sources import open_source
 from edge_llm.sources.base import StaticModule
 from edge_llm.weights.resident import layer_weights
-from kernels import ThreadPool
-from kernels.layout import unpack_tiles
 
 POOL = ThreadPool(1)
 PARTS = {

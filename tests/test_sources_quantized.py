@@ -38,13 +38,13 @@ from edge_llm.errors import EdgeLLMError, InvalidModel, UnsupportedModel, UsageE
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.float8 import e4m3_values
 from edge_llm.formats.packed_integers import unpack, words_of
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.opening.runner import load_runner
 from edge_llm.sources import open_source
 from edge_llm.sources.base import PackedSource
 from edge_llm.sources.quantization import READ
 from edge_llm.sources.quantized import _PACKINGS
 from edge_llm.weights.resident import layer_weights
-from kernels.layout import unpack_tiles
 
 RAW = tiny_config("qwen2", num_hidden_layers=1)
 TENSORS = random_tensors(RAW)

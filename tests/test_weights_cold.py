@@ -11,16 +11,16 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import LlamaConfig
 from edge_llm.errors import CorruptBundle
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import unpack_tiles
+from edge_llm.kernels.linear import overflow_product
+from edge_llm.kernels.types import Residual
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.plan import NO_TABLES, OUTPUT_ALONE, TABLES, WeightSizes, plan_staging
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
-from kernels import ThreadPool
-from kernels.layout import unpack_tiles
-from kernels.linear import overflow_product
-from kernels.types import Residual
 
 CONFIG = LlamaConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=3, num_heads=3,

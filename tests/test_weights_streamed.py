@@ -28,15 +28,15 @@ from edge_llm.formats.bundle import Bundle, aligned_empty, open_bundle
 from edge_llm.formats.direct import HUGE_PAGE_BYTES, DirectFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BLOCK_ALIGNMENT
 from edge_llm.formats.manifest import encode_manifest
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import gather_rows
+from edge_llm.kernels.program import Program
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights import table
 from edge_llm.weights.plan import EMBEDDING_ALONE, MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
-from kernels import ThreadPool
-from kernels.layout import gather_rows
-from kernels.program import Program
 
 CONFIG = LlamaConfig(
     family="qwen2",

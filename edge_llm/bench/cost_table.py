@@ -19,8 +19,8 @@ from typing import Any
 
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from edge_llm.scheduler import CostModel, TaskGraph
 from edge_llm.strict_json import read_object
-from scheduler import CostModel, TaskGraph
 
 FORMAT, VERSION = "edge-llm-cost-table", 1
 MAX_BYTES = 1 << 20

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 import edge_llm
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.measure import SEED
 from edge_llm.opening.processor import Processor
 from edge_llm.resources import usable_cores

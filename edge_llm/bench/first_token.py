@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.worker import Worker
 
 CONTEXT = 512

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.aside import done_aside
 from edge_llm.bench.peer import PeerSettings, PeerSpec, start
 from edge_llm.bench.source_gguf import SourceWeights

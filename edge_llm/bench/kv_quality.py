@@ -18,6 +18,7 @@ from edge_llm.bench.roofs import Costs
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
@@ -35,7 +36,6 @@ from edge_llm.quant.turning import turned, turned_back
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.resident import ResidentWeights
-from kernels import ThreadPool
 
 DEPTH = 4096
 """Tokens of context at which bytes are counted."""

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-import scheduler
+from edge_llm import scheduler
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import STATIC
 from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
 from edge_llm.runner.order import AUTO, POLICIES
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.scheduler import CostModel, Policy, Span, TaskGraph, Trace
 from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, SHADOW_PART
-from scheduler import CostModel, Policy, Span, TaskGraph, Trace
 
 PLANNED = "planned"
 EVERY = (*POLICIES, PLANNED)

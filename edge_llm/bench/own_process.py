@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.serve import serve
 from edge_llm.bench.worker import Worker

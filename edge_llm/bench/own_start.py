@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.serve import serve
 from edge_llm.config import RuntimeConfig
 from edge_llm.formats.bundle import open_bundle

@@ -18,12 +18,12 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device, Room
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.roofs import read_bandwidth
 from edge_llm.models.layer import Decoder
 from edge_llm.schemes import int8, linear_tensors, scheme_of
 from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.weights.plan import Rates
-from kernels import ThreadPool
-from kernels.roofs import read_bandwidth
 
 
 @runtime_checkable

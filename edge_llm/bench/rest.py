@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.loads import Load, Outcome
 from edge_llm.bench.worker import Worker
 from edge_llm.config import RuntimeConfig

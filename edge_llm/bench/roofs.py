@@ -15,13 +15,13 @@ import numpy as np
 
 from edge_llm.bench.measure import Measurement, Test
 from edge_llm.formats.bundle import Bundle
+from edge_llm.kernels import ThreadPool, isa
+from edge_llm.kernels.layout import row_sums
+from edge_llm.kernels.linear import Int8Linear, linear
+from edge_llm.kernels.roofs import int8_rate, read_bandwidth
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.layer import Layer
-from kernels import ThreadPool, isa
-from kernels.layout import row_sums
-from kernels.linear import Int8Linear, linear
-from kernels.roofs import int8_rate, read_bandwidth
 
 
 @dataclass(frozen=True)

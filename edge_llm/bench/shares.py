@@ -16,6 +16,7 @@ import numpy as np
 from edge_llm.bench.quality import compare
 from edge_llm.config import STATIC, RuntimeConfig
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, FloatModel
 from edge_llm.models.rope import RopeTables
@@ -35,7 +36,6 @@ from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.tables import float_rows
 from edge_llm.weights.resident import ResidentWeights
-from kernels import ThreadPool
 
 MAX_TOKENS = 2048
 """Tokens of the text that shares are measured on."""

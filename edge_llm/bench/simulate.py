@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import scheduler
+from edge_llm import scheduler
 from edge_llm.bench.cost_table import CostTable
 from edge_llm.bench.report import Column, Row, table_of
-from scheduler import Policy, Trace
+from edge_llm.scheduler import Policy, Trace
 
 SEARCH = 40_000_000
 """The planner's effort, as width times tasks squared: a few seconds at most."""

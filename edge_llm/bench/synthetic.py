@@ -22,6 +22,10 @@ from edge_llm.errors import UsageError
 from edge_llm.files import is_folder, shown, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import tensor_layout
+from edge_llm.kernels import ThreadPool, w4
+from edge_llm.kernels.layout import row_sums
+from edge_llm.kernels.pointwise import MAX_TURN
+from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.models import describe, load_config
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.linear import Linear
@@ -29,10 +33,6 @@ from edge_llm.paths import expanded, synthetic_folder
 from edge_llm.quant.shadow import COLD, FULL
 from edge_llm.schemes import Facts
 from edge_llm.strict_json import read_object
-from kernels import ThreadPool, w4
-from kernels.layout import row_sums
-from kernels.pointwise import MAX_TURN
-from kernels.types import TILE_CHANNELS
 
 HOT_SHARE = 0.003
 _STEPS = np.array([9 << 4 | 12, 10 << 4 | 12], np.uint8)

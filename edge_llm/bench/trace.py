@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_llm.bench.report import Column, table_of
 from edge_llm.errors import StorageError
-from scheduler import Trace
+from edge_llm.scheduler import Trace
 
 Runs = Mapping[str, Trace]
 

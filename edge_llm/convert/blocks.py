@@ -26,6 +26,9 @@ from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.gguf import is_gguf, open_gguf
 from edge_llm.formats.gguf_blocks import decode
 from edge_llm.formats.layout import TensorRange, layer_tensors, tensor_layout
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.blocks import GROUP, KINDS, BlockKind, lay_out
+from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
 from edge_llm.models.weights import read_bias, read_final_norm, read_gains, read_linear
@@ -39,9 +42,6 @@ from edge_llm.schemes import float16, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_shape
 from edge_llm.schemes.joint import joint_name, schemes_in, sources_may_differ
 from edge_llm.sources.base import BlockSource
-from kernels import ThreadPool
-from kernels.blocks import GROUP, KINDS, BlockKind, lay_out
-from kernels.types import TILE_CHANNELS
 
 RUN_BYTES = 8 << 20
 """About as many bytes of panels are made at once."""

@@ -18,6 +18,7 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
+from edge_llm.kernels.floats import product
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.operations.arithmetic import SAME_BITS
@@ -26,7 +27,6 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.questions import AnyLinear
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
-from kernels.floats import product
 
 BUILTIN_TEXT = Path(__file__).parent / "calibration.txt"
 MORE_TEXT = Path(__file__).parent / "calibration_more.txt"

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from edge_llm.config import INT8
 from edge_llm.errors import UsageError
+from edge_llm.kernels.pointwise import MAX_TURN, is_turn
 from edge_llm.models.layer import Decoder
-from kernels.pointwise import MAX_TURN, is_turn
 
 OUTLIER_MODES = ("auto", "full", "none", "naive")
 

@@ -18,6 +18,8 @@ import numpy as np
 from edge_llm.config import INT8, ROW, W4
 from edge_llm.convert.calibrate import float_product, run_layer
 from edge_llm.convert.parallel import core_count
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import product
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding
@@ -35,8 +37,6 @@ from edge_llm.quant.w4 import CodedWeight, stacked
 from edge_llm.schemes import Weight, scheme_of
 from edge_llm.schemes.joint import is_multiplied_as_int8, parts_of
 from edge_llm.schemes.parts import joined
-from kernels import ThreadPool
-from kernels.floats import product
 
 HELD_OUT = 8
 """Every so many-th row is held out."""

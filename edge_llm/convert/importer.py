@@ -27,12 +27,12 @@ from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.unfinished import Unfinished, refuse_second
 from edge_llm.errors import UsageError
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
+from edge_llm.kernels.memory import recycled
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources import open_source
 from edge_llm.sources.lora_places import Wish
 from edge_llm.sources.names import default_name
-from kernels.memory import recycled
 
 
 def import_model(

@@ -10,9 +10,9 @@ from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from edge_llm.kernels.blocks import GROUP, KINDS
 from edge_llm.sources.base import BlockSource, Source
 from edge_llm.sources.lora import AdaptedSource
-from kernels.blocks import GROUP, KINDS
 
 
 def chosen_weights(source: Source, weights: LayerBits, outliers: Outliers, **asked: bool) -> LayerBits:

@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from edge_llm.convert.parallel import core_count, workers
+from edge_llm.kernels import floats
 from edge_llm.progress import import_seconds
-from kernels import floats
 
 SMALL = 50e6
 """Parameters of a model whose import is over before a probe would pay."""

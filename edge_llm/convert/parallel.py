@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from threadpoolctl import threadpool_limits
 
-from kernels import memory
+from edge_llm.kernels import memory
 
 
 def core_count() -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.output import Output, storage_errors
-from kernels.checksum import crc32c
+from edge_llm.kernels.checksum import crc32c
 
 _PRESENT = ".saved"
 _COMING = ".new"

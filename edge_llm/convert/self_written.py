@@ -17,6 +17,8 @@ import numpy as np
 
 from edge_llm.convert.calibrate import MAX_SEQUENCE_TOKENS, PASSAGE_BREAK
 from edge_llm.errors import UsageError
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import exp, product
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache, layer_forward
 from edge_llm.models.rope import RopeTables
@@ -28,8 +30,6 @@ from edge_llm.operations.float_kv import FloatKV
 from edge_llm.progress import CountProgress
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
-from kernels import ThreadPool
-from kernels.floats import exp, product
 
 PRODUCTS_PER_SECOND = 6e10
 """Multiplications of a core, roughly."""

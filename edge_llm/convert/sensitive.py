@@ -19,12 +19,12 @@ from pathlib import Path
 from edge_llm.config import INT8, W4
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import is_in_blocks, scheme_of, schemes
 from edge_llm.schemes.joint import is_multiplied_as_int8, sources_may_differ
 from edge_llm.strict_json import read_object
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 FILE = "sensitive_layers.json"
 MAX_BYTES = 4 << 20

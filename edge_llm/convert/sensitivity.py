@@ -22,6 +22,7 @@ from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.survey import Survey
 from edge_llm.convert.turns import quantizable
+from edge_llm.kernels.floats import product
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
@@ -33,7 +34,6 @@ from edge_llm.operations.linear import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned
-from kernels.floats import product
 
 TOKENS = 1024
 """Of the calibration text that are run, about."""

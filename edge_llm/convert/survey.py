@@ -18,6 +18,8 @@ from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.turns import input_turn, quantizable, turn_values
 from edge_llm.errors import InvalidModel
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import product
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
@@ -31,8 +33,6 @@ from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.quant.turning import turn_columns
 from edge_llm.schemes import int8, scheme_of
-from kernels import ThreadPool
-from kernels.floats import product
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
 """Gives the treatments of a linear, from its input, its weight float32 [N, K], and that weight as `judged` changes it."""

@@ -10,6 +10,8 @@ import numpy as np
 from edge_llm.config import FLOAT16, STATIC
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.layout import pack_tiles
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import arranged
 from edge_llm.operations.base import FloatLinear, HeadTurns
@@ -20,8 +22,6 @@ from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.schemes import int8
 from edge_llm.sources.base import IntegerModule, QuantizedSource, Source, StaticModule
-from kernels import ThreadPool
-from kernels.layout import pack_tiles
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.sizes import int8_bytes
+from edge_llm.kernels.pointwise import MAX_TURN
 from edge_llm.models.layer import Decoder
-from kernels.pointwise import MAX_TURN
 
 _BEFORE = {"weights": INT8, "turns": "none"}
 """What older bundles do not say of how they were made."""

@@ -13,11 +13,11 @@ from edge_llm.convert.calibrate import MAX_TOKENS, PASSAGE_BREAK, CalibrationTex
 from edge_llm.convert.parallel import core_count
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.self_written import PRODUCTS_PER_SECOND, check_memory, openings, tokens_worth_writing, widest, write_text
+from edge_llm.kernels import ThreadPool
 from edge_llm.models.layer import Decoder
 from edge_llm.progress import StageProgress
 from edge_llm.sources.base import Source
 from edge_llm.text.tokenizer import Tokenizer
-from kernels import ThreadPool
 
 FEW_TOKENS = 512
 """A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""

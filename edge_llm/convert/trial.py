@@ -25,6 +25,8 @@ from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.devices.model import model_widths
 from edge_llm.errors import NumericError, UsageError
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import product
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
 from edge_llm.kv.sequence import SequencePages
 from edge_llm.models.layer import Decoder
@@ -47,8 +49,6 @@ from edge_llm.subgraphs.ops import buffer_widths
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
 from edge_llm.text.tokenizer import Tokenizer
-from kernels import ThreadPool
-from kernels.floats import product
 
 TOKENS = 1024
 """Of the held-out text; some more tell the KL better, and every import pays for them."""

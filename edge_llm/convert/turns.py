@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from edge_llm.convert.layer_folds import places
+from edge_llm.kernels.pointwise import MAX_TURN
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.attention import VALUES
 from edge_llm.operations.base import FloatLinear, HeadTurns, LayerWeights
@@ -23,7 +24,6 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.turning import block_of, turned_columns, turned_rows
 from edge_llm.schemes.joint import is_multiplied_as_int8
-from kernels.pointwise import MAX_TURN
 
 
 def with_turns(decoder: Decoder, most: int = MAX_TURN) -> Decoder:

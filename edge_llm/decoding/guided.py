@@ -31,7 +31,7 @@ from edge_llm.decoding.token_table import TokenTable, Vocabulary
 from edge_llm.decoding.trial import Trial, on_deep_stack
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from kernels import sampling
+from edge_llm.kernels import sampling
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

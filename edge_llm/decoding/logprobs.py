@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.errors import NumericError
-from kernels import ThreadPool, sampling
+from edge_llm.kernels import ThreadPool, sampling
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import NumericError
-from kernels import ThreadPool, sampling
+from edge_llm.kernels import ThreadPool, sampling
 
 
 class Choice(NamedTuple):

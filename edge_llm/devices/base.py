@@ -17,6 +17,7 @@ from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels import ThreadPool
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -26,7 +27,6 @@ from edge_llm.subgraphs.ops import Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
 from edge_llm.subgraphs.shelf import Sharing
 from edge_llm.weights.base import Turn, Weights
-from kernels import ThreadPool
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.devices.watched import builder
 from edge_llm.errors import UsageError
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels import ThreadPool
 from edge_llm.kv.pages import kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -37,7 +38,6 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Subgraph
 from edge_llm.subgraphs.placement import PLACEMENTS, choose_placement
 from edge_llm.weights.base import Weights
-from kernels import ThreadPool
 
 
 class HostDevice:

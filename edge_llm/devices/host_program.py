@@ -10,13 +10,13 @@ import numpy as np
 
 from edge_llm.devices.base import BoundArrays, Rows, RunRow, Stopped, WatchedOp, Watching
 from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.program import Program
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import Turn
-from kernels import ThreadPool
-from kernels.program import Program
 
 LOOK_SECONDS = 0.05
 """A program that has run for longer stops at its next wait: in Python a step can be cancelled."""

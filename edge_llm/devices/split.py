@@ -16,13 +16,13 @@ import numpy as np
 
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.linear import hot_product, merge, overflow_product, quantize
+from edge_llm.kernels.pointwise import rms_norm
+from edge_llm.kernels.types import TILE_DEPTH
 from edge_llm.operations.base import HOT, NORMED, OVERFLOW, QUANTIZED, RESIDUAL, SHADOW, Op
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Product
-from kernels import ThreadPool
-from kernels.linear import hot_product, merge, overflow_product, quantize
-from kernels.pointwise import rms_norm
-from kernels.types import TILE_DEPTH
 
 
 def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:

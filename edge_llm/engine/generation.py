@@ -21,10 +21,10 @@ from edge_llm.engine.prompt_scores import PromptScores
 from edge_llm.engine.request import Delta, Finish, PromptProgress, Request, Timings, Usage
 from edge_llm.engine.thought_budget import ThoughtBudget
 from edge_llm.errors import OutOfMemory
+from edge_llm.kernels import ThreadPool
 from edge_llm.runner.base import Memory, Segment
 from edge_llm.text.reasoning import CLOSE, OPEN, Thinking, ThoughtGate
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
-from kernels import ThreadPool
 
 
 class Generation:

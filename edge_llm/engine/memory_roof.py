@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.roofs import read_bandwidth
 from edge_llm.resources import free_memory
-from kernels import ThreadPool
-from kernels.roofs import read_bandwidth
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 128 << 20
 """What is read: as `bench --roof` does, or an eighth of the free memory; less than the least would measure caches."""

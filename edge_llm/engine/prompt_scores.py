@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge_llm.decoding.logprobs import TokenLogprobs, token_logprobs
-from kernels import ThreadPool
+from edge_llm.kernels import ThreadPool
 
 _LOGIT_BYTES = 32 << 20
 """Memory for the logits of one step of a prompt."""

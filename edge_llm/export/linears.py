@@ -9,6 +9,9 @@ import numpy as np
 
 from edge_llm.config import INT8, ROW, STATIC, W4
 from edge_llm.export.forms import GROUP, Floats, Form, Integers, nearest_codes, nearest_integers
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.blocks import rows_of
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import NONE
 from edge_llm.quant.turning import turned
@@ -17,9 +20,6 @@ from edge_llm.schemes.blocks import BlocksWeight
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Weight
 from edge_llm.schemes.joint import has_codes, schemes_in
-from kernels import ThreadPool
-from kernels.blocks import rows_of
-from kernels.layout import unpack_tiles
 
 LOSSES = {
     "turned": "turn what they read before they round it, which the format does not: their weights are turned back and rounded "

@@ -14,6 +14,8 @@ import numpy as np
 
 from edge_llm.convert.parallel import core_count
 from edge_llm.export.linears import Made
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import product
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
@@ -27,8 +29,6 @@ from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.tables import Table
 from edge_llm.sources.base import Source
-from kernels import ThreadPool
-from kernels.floats import product
 
 States = list[np.ndarray]
 """Of every sequence float32 [T, hidden]."""

@@ -15,7 +15,7 @@ from edge_llm.formats.bundle import Bundle, aligned_empty
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers, range_reader
 from edge_llm.formats.layout import DTYPES, BlockRange
 from edge_llm.formats.manifest import WEIGHTS, corrupt
-from kernels.range_reader import RangeReader, Reading
+from edge_llm.kernels.range_reader import RangeReader, Reading
 
 
 class BlockPieces:

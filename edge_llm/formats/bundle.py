@@ -60,13 +60,13 @@ from edge_llm.formats.manifest import (
     tensor_ranges,
     turned_as_said,
 )
+from edge_llm.kernels.checksum import crc32c
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.linear import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import Facts, check_tensor
-from kernels.checksum import crc32c
 
 READ_BYTES = 4 << 20
 """What a thread reads at a time: its checksum is computed while it is still in the cache."""

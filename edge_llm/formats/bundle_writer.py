@@ -34,12 +34,12 @@ from edge_llm.formats.manifest import (
     version_of,
 )
 from edge_llm.formats.output import Output, storage_errors, sync_folder
+from edge_llm.kernels.checksum import crc32c
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import Facts
-from kernels.checksum import crc32c
 
 
 class BundleWriter:

@@ -20,8 +20,8 @@ import numpy as np
 from edge_llm.errors import CorruptBundle
 from edge_llm.files import RegularFile
 from edge_llm.formats.layout import BLOCK_ALIGNMENT
-from kernels.checksum import crc32c
-from kernels.range_reader import RangeReader, Reading
+from edge_llm.kernels.checksum import crc32c
+from edge_llm.kernels.range_reader import RangeReader, Reading
 
 REQUEST_BYTES = 2 << 20
 READERS = 8

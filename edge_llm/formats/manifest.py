@@ -18,14 +18,14 @@ from edge_llm.files import shown
 from edge_llm.formats.description import decode_description
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
 from edge_llm.formats.older import llama_config
+from edge_llm.kernels.checksum import crc32c
+from edge_llm.kernels.pointwise import MAX_TURN, is_turn
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import Facts, is_in_blocks, is_known, scheme_of, schemes
 from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.strict_json import parse_object
-from kernels.checksum import crc32c
-from kernels.pointwise import MAX_TURN, is_turn
 
 FORMAT = "edge-llm-bundle"
 VERSION = 5

@@ -19,8 +19,8 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import RegularFile, shown
+from edge_llm.kernels.floats import widen
 from edge_llm.strict_json import parse_object
-from kernels.floats import widen
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_TENSORS = 16_384

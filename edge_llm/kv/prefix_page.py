@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_llm.kernels.checksum import crc32c
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix import Key, page_keys
-from kernels.checksum import crc32c
 
 VERSION = 1
 PAGE_SUFFIX = ".page"

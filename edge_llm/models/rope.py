@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_llm.kernels.floats import cos_sin64
 from edge_llm.operations.attention import Rope
 from edge_llm.operations.questions import Tables
 from edge_llm.operations.rope_kinds import Plain, RopeKind
-from kernels.floats import cos_sin64
 
 _BLOCK = 128
 """Positions whose angles are the sum of one coarse and one fine angle."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle
+from edge_llm.kernels import ThreadPool
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import FloatLinear, KVRounding, LayerWeights
@@ -22,7 +23,6 @@ from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
 from edge_llm.sources import open_source
 from edge_llm.sources.lora_places import wishes_of
-from kernels import ThreadPool
 
 
 def float_runner(bundle: Bundle, context: int) -> Runner[Any]:

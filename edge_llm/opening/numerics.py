@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import edge_llm
-import kernels
-from kernels import _native
+from edge_llm import kernels
+from edge_llm.kernels import _native
 
 ROOMS = (
     "config.py", "devices", "formats", "kv", "models", "operations", "quant", "runner", "schemes", "subgraphs", "weights",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import kernels
+from edge_llm import kernels
 from edge_llm.ascend.npu.finding import Finding
 from edge_llm.ascend.npu.pci import small_text
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from edge_llm.kernels.activation import Activation
 from edge_llm.operations.arithmetic import ACTIVATIONS
 from edge_llm.operations.base import Back, Buffers, FloatRun, Folding, Op, Operation, Passes, Place
-from kernels.activation import Activation
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from edge_llm.kernels import floats
 from edge_llm.operations.base import NUMPY, Arithmetic, FloatLinear
-from kernels import floats
 
 SAME_BITS = Arithmetic(floats.product, floats.exp, floats.attention)
 """By the calling thread; the same bits on every processor."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
+from edge_llm.kernels import floats
 from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate, tanh
 from edge_llm.operations.base import (
     PAGES,
@@ -27,7 +28,6 @@ from edge_llm.operations.base import (
 from edge_llm.operations.float_kv import FloatKV
 from edge_llm.operations.rope_kinds import Rope
 from edge_llm.operations.scores import PLAIN, Scores, attend, softmax
-from kernels import floats
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 import numpy as np
 
 if TYPE_CHECKING:
+    from edge_llm.kernels.activation import Activation
     from edge_llm.operations.float_kv import FloatKV
     from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.questions import AllTables, AnyAttention, AnyLayer, AnyLinear, AnyNorm
-    from kernels.activation import Activation
 
 HIDDEN = "hidden"
 """The buffer that layers hand on: float32 [tokens, hidden size]."""

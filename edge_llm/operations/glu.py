@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from edge_llm.kernels.activation import Activation
 from edge_llm.operations.arithmetic import ACTIVATIONS, sigmoid
 from edge_llm.operations.base import (
     Arithmetic,
@@ -20,7 +21,6 @@ from edge_llm.operations.base import (
     Passes,
     Place,
 )
-from kernels.activation import Activation
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from edge_llm.kernels import ThreadPool
+    from edge_llm.kernels.activation import Activation
+    from edge_llm.kernels.program import Program
     from edge_llm.operations.questions import AllTables, AnyOp
-    from kernels import ThreadPool
-    from kernels.activation import Activation
-    from kernels.program import Program
 
 
 class HostWeight(Protocol):

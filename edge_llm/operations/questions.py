@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from edge_llm.kernels.activation import Activation
     from edge_llm.operations.float_kv import FloatKV
     from edge_llm.operations.rope_kinds import Rope
-    from kernels.activation import Activation
 
 
 Tables = tuple[np.ndarray, np.ndarray]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_llm.errors import InvalidModel
-from kernels.blocks import GROUP, KINDS, BlockKind
+from edge_llm.kernels.blocks import GROUP, KINDS, BlockKind
 
 Q8_0 = KINDS["q8_0"]
 _SCALES = {"q6_k": (208,), "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from edge_llm.errors import NumericError
+from edge_llm.kernels.floats import row_levels
 from edge_llm.quant.turning import turned
-from kernels.floats import row_levels
 
 NO_CHANNELS = np.empty(0, np.int32)
 SINK_FACTOR = 8.0

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.floats import channel_powers, column_squares, exp64, log64, power64
+from edge_llm.kernels.floats import channel_powers, column_squares, exp64, log64, power64
 
 POWERS = (0.5, 0.75)
 """Powers that are tried, beside leaving the channels as they are; p is even for each."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from edge_llm.errors import NumericError
-from kernels import ThreadPool
-from kernels import gptq as native
-from kernels.floats import product
-from kernels.gptq import Steps
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels import gptq as native
+from edge_llm.kernels.floats import product
+from edge_llm.kernels.gptq import Steps
 
 ENOUGH = 10.0
 """Tokens per column from which on little damping is needed."""

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge_llm.kernels.gptq import Steps
+from edge_llm.kernels.layout import pack_tiles, row_sums, unpack_tiles
 from edge_llm.quant.gptq import gptq
 from edge_llm.quant.scheme import QuantizedWeight, quantize_weight
-from kernels.gptq import Steps
-from kernels.layout import pack_tiles, row_sums, unpack_tiles
 
 
 def fit_weight(

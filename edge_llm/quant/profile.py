@@ -24,14 +24,14 @@ import numpy as np
 
 from edge_llm.config import ROW, STATIC
 from edge_llm.errors import NumericError
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.floats import column_squares, product, rounding_errors
+from edge_llm.kernels.linear import Int8Linear, linear
 from edge_llm.quant.channels import ChannelStatistics, peaks_of
 from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from edge_llm.quant.static_scale import static_scales
-from kernels import ThreadPool
-from kernels.floats import column_squares, product, rounding_errors
-from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
 """A channel is hot when its maximum is this many times the median channel's."""

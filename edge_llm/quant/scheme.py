@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from edge_llm.errors import InvalidModel
-from kernels.floats import quantize_rows
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
+from edge_llm.kernels.floats import quantize_rows
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 LIMIT = 127
 MAX_FLOAT16 = 65504.0

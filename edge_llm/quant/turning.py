@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels import ThreadPool
-from kernels.pointwise import MAX_TURN, turn
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.pointwise import MAX_TURN, turn
 
 
 def block_of(channels: int, most: int = MAX_TURN) -> int:

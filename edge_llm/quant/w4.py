@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_llm.errors import InvalidModel
+from edge_llm.kernels import ThreadPool, w4
+from edge_llm.kernels.gptq import Steps
+from edge_llm.kernels.layout import row_sums, unpack_tiles
+from edge_llm.kernels.types import TILE_DEPTH
 from edge_llm.quant.gptq import descend, gptq
 from edge_llm.quant.scheme import MAX_FLOAT16, beside_integers
-from kernels import ThreadPool, w4
-from kernels.gptq import Steps
-from kernels.layout import row_sums, unpack_tiles
-from kernels.types import TILE_DEPTH
 
 DESCENT_COLUMNS = 4096
 """Columns up to which a pass of coordinate descent follows GPTQ: it takes twice GPTQ's time, and more passes gain nothing."""

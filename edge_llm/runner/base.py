@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from edge_llm.config import NOT_RECORDED, RuntimeConfig
+from edge_llm.kernels import ThreadPool
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.inside import RunnerInside
-from kernels import ThreadPool
 
 if TYPE_CHECKING:
     from edge_llm.devices.base import Device

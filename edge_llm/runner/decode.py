@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from edge_llm.devices.base import Chunk, DeviceModel
 from edge_llm.runner.sweep import Sweep
-from scheduler import TaskGraph
+from edge_llm.scheduler import TaskGraph
 
 
 def decode_graph(chunk: Chunk, model: DeviceModel) -> TaskGraph:

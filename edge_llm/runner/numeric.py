@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import scheduler
+from edge_llm import scheduler
 from edge_llm.errors import NumericError
 
 

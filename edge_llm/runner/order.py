@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import scheduler
+from edge_llm import scheduler
 from edge_llm.errors import UsageError
 from edge_llm.subgraphs.ops import CARD_LANE
 

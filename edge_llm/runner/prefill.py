@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from edge_llm.devices.base import Chunk, DeviceModel
 from edge_llm.runner.sweep import Sweep
+from edge_llm.scheduler import TaskGraph
 from edge_llm.subgraphs.ops import Part
 from edge_llm.subgraphs.placement import last_parts
-from scheduler import TaskGraph
 
 
 def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:

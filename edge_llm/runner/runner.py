@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import scheduler
+from edge_llm import scheduler
 from edge_llm.config import DEFAULT_CHUNK, ModelConfig, RuntimeConfig
 from edge_llm.devices.base import Chunk, Device, Room, Watch
 from edge_llm.errors import ContextOverflow
+from edge_llm.kernels.activation import soft_cap
+from edge_llm.kernels.pointwise import activate
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
@@ -29,8 +31,6 @@ from edge_llm.runner.rows import chunk_lengths, pack
 from edge_llm.runner.windows import PromptWindows
 from edge_llm.runner.work import StepMeter
 from edge_llm.weights.base import Weights
-from kernels.activation import soft_cap
-from kernels.pointwise import activate
 
 if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from edge_llm.scheduler import TaskGraph
 from edge_llm.subgraphs.ops import HOST_LANE
 from edge_llm.weights.base import Weights
-from scheduler import TaskGraph
 
 FLASH = "flash"
 

@@ -13,7 +13,7 @@ from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, Work
 from edge_llm.runner.work import StepMeter, TimedRun
 
 if TYPE_CHECKING:
-    from scheduler import Trace
+    from edge_llm.scheduler import Trace
 
 MOST_WINDOWS = 8
 

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import InvalidModel
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.activation import Activation
+from edge_llm.kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear, lay_out
+from edge_llm.kernels.pointwise import gated
+from edge_llm.kernels.program import Program
+from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.blocks import Q8_0, to_q8_0
 from edge_llm.quant.shadow import Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from edge_llm.schemes.joint import Part, in_parts, schemes_in
-from kernels import ThreadPool
-from kernels.activation import Activation
-from kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear, lay_out
-from kernels.pointwise import gated
-from kernels.program import Program
-from kernels.types import TILE_CHANNELS
 
 PANELS = "blocks"
 """What a tensor of a bundle is called that holds panels; of a linear in parts a number follows."""

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import TILES, CodedProduct
-from kernels import ThreadPool
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 
 def tile_bytes(linear: Linear) -> int:

@@ -14,13 +14,13 @@ import numpy as np
 
 from edge_llm.config import FLOAT16
 from edge_llm.errors import InvalidModel
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.activation import Activation
+from edge_llm.kernels.half_linear import half_linear
+from edge_llm.kernels.program import Program
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
-from kernels import ThreadPool
-from kernels.activation import Activation
-from kernels.half_linear import half_linear
-from kernels.program import Program
 
 NAME = FLOAT16
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edge_llm.config import INT8
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import product_cost
@@ -26,7 +27,6 @@ from edge_llm.schemes.base import (
     integer_facts_of,
 )
 from edge_llm.schemes.int8_weight import TILES, Int8Weight
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 NAME = INT8
 facts, facts_of, check = integer_facts, integer_facts_of, check_beside_integers

@@ -9,12 +9,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from kernels import ThreadPool, linear
-from kernels.activation import Activation
-from kernels.pointwise import rms_norm
-from kernels.program import Program
-from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
-from kernels.w4 import GROUP, expand, take_groups
+from edge_llm.kernels import ThreadPool, linear
+from edge_llm.kernels.activation import Activation
+from edge_llm.kernels.pointwise import rms_norm
+from edge_llm.kernels.program import Program
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
+from edge_llm.kernels.w4 import GROUP, expand, take_groups
 
 TILES, CODES = "tiles", "codes"
 """What tensors of a bundle are called that hold the integers of a linear; of one in parts a number follows."""

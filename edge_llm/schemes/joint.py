@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_llm.config import INT8, W4
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 if TYPE_CHECKING:
     from edge_llm.operations.linear import Linear

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from edge_llm.config import W4
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.linear import Int8Linear
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.quant.shadow import product_cost
 from edge_llm.schemes.base import (
@@ -29,8 +31,6 @@ from edge_llm.schemes.base import (
 )
 from edge_llm.schemes.int8_weight import CODES, CodedProduct, holds_integers
 from edge_llm.schemes.joint import Part
-from kernels import ThreadPool
-from kernels.linear import Int8Linear
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from edge_llm.kernels import ThreadPool, w4
+from edge_llm.kernels.blocks import rows_of
+from edge_llm.kernels.layout import gather_rows, pack_tiles
+from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.quant.turning import turned
 from edge_llm.schemes.blocks import BlocksWeight, panels_of_rows, row_bytes, rows_in_panels
 from edge_llm.schemes.int8_weight import Int8Weight, no_channels
 from edge_llm.schemes.w4 import W4Weight
-from kernels import ThreadPool, w4
-from kernels.blocks import rows_of
-from kernels.layout import gather_rows, pack_tiles
-from kernels.types import TILE_CHANNELS
 
 Table = Int8Weight | W4Weight | BlocksWeight
 AnyTable = TypeVar("AnyTable", Int8Weight, W4Weight)

@@ -14,6 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from edge_llm.config import W4
+from edge_llm.kernels.linear import Int8Linear
+from edge_llm.kernels.types import TILE_CHANNELS
+from edge_llm.kernels.w4 import GROUP, panel_bytes, steps_fit
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.shadow import product_cost
 from edge_llm.quant.w4 import round_weight
@@ -27,9 +30,6 @@ from edge_llm.schemes.base import (
     integer_facts_of,
 )
 from edge_llm.schemes.int8_weight import CODES, CodedProduct
-from kernels.linear import Int8Linear
-from kernels.types import TILE_CHANNELS
-from kernels.w4 import GROUP, panel_bytes, steps_fit
 
 NAME = W4
 facts, facts_of = integer_facts, integer_facts_of

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_llm.kernels.range_reader import Reading
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.tables import Table
-from kernels.range_reader import Reading
 
 EMBEDDING, OUTPUT = "embedding", "output"
 """The tables: blocks of a bundle that may stay on flash."""

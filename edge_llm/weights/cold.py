@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 from edge_llm.schemes.int8_weight import Int8Weight, by_blocks, expand_blocks, is_codes
-from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 
 
 class ColdChannels:

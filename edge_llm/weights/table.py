@@ -17,10 +17,10 @@ import numpy as np
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, DTYPES, TensorRange, align
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.kernels.range_reader import RangeReader
+from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.schemes.tables import Table, empty_rows, gather, gathered, part
 from edge_llm.weights.ring import Ring, in_turn
-from kernels.range_reader import RangeReader
-from kernels.types import TILE_CHANNELS
 
 if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle

@@ -8,7 +8,7 @@ Signatures are those of the kernels without `pool`.
 
 from __future__ import annotations
 
-from kernels.reference.attention import (
+from edge_llm.kernels.reference.attention import (
     INT16_MOST,
     LOG2_E,
     PAGE,
@@ -23,10 +23,10 @@ from kernels.reference.attention import (
     value_page,
     values_of,
 )
-from kernels.reference.embedding import embedding
-from kernels.reference.half_linear import half_linear
-from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
-from kernels.reference.linear import (
+from edge_llm.kernels.reference.embedding import embedding
+from edge_llm.kernels.reference.half_linear import half_linear
+from edge_llm.kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
+from edge_llm.kernels.reference.linear import (
     hot_product,
     linear,
     linear_int8,
@@ -36,7 +36,7 @@ from kernels.reference.linear import (
     quantize,
     quantize_rows,
 )
-from kernels.reference.numeric import (
+from edge_llm.kernels.reference.numeric import (
     LANES,
     fma,
     lane_dot,
@@ -44,9 +44,9 @@ from kernels.reference.numeric import (
     reduce_lanes,
     to_lanes,
 )
-from kernels.reference.pointwise import activate, exp, gated, head_norm, layer_norm, rms_norm, rope, swiglu, tanh
-from kernels.reference.program import Program
-from kernels.reference.sampling import (
+from edge_llm.kernels.reference.pointwise import activate, exp, gated, head_norm, layer_norm, rms_norm, rope, swiglu, tanh
+from edge_llm.kernels.reference.program import Program
+from edge_llm.kernels.reference.sampling import (
     sampling_best,
     sampling_candidates,
     sampling_draw,
@@ -55,8 +55,8 @@ from kernels.reference.sampling import (
     sampling_mask,
     sampling_masses,
 )
-from kernels.reference.turn import turn
-from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
+from edge_llm.kernels.reference.turn import turn
+from edge_llm.kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
 __all__ = [
     "F16",

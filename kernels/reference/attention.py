@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.reference.numeric import fma, into, lane_sum
-from kernels.reference.pointwise import head_norm, rope, tanh
-from kernels.reference.turn import turn as turned
-from kernels.types import F16, F32, I8, I32, I64
+from edge_llm.kernels.reference.numeric import fma, into, lane_sum
+from edge_llm.kernels.reference.pointwise import head_norm, rope, tanh
+from edge_llm.kernels.reference.turn import turn as turned
+from edge_llm.kernels.types import F16, F32, I8, I32, I64
 
 PAGE = 16  # tokens in a page
 SEGMENT = 256  # tokens in a segment: one softmax each, merged in ascending order

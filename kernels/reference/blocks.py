@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.activation import Activation
-from kernels.block_kinds import GROUP, BlockKind
-from kernels.reference.numeric import fma, into
-from kernels.reference.pointwise import gated, rms_norm
-from kernels.types import F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, U8
+from edge_llm.kernels.activation import Activation
+from edge_llm.kernels.block_kinds import GROUP, BlockKind
+from edge_llm.kernels.reference.numeric import fma, into
+from edge_llm.kernels.reference.pointwise import gated, rms_norm
+from edge_llm.kernels.types import F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, U8
 
 _NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)

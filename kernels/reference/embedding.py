@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.reference.layout import gather_rows
-from kernels.reference.numeric import into
-from kernels.reference.turn import turn as turned
-from kernels.reference.w4 import expand
-from kernels.types import F16, F32, I8, I32, I64, TILE_DEPTH, U8
+from edge_llm.kernels.reference.layout import gather_rows
+from edge_llm.kernels.reference.numeric import into
+from edge_llm.kernels.reference.turn import turn as turned
+from edge_llm.kernels.reference.w4 import expand
+from edge_llm.kernels.types import F16, F32, I8, I32, I64, TILE_DEPTH, U8
 
 
 def embedding(

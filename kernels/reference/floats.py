@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.reference.layout import pack_tiles, row_sums
-from kernels.reference.numeric import lane_dot
-from kernels.reference.pointwise import exp as exp_of
-from kernels.types import F32, I8, I32, I64
+from edge_llm.kernels.reference.layout import pack_tiles, row_sums
+from edge_llm.kernels.reference.numeric import lane_dot
+from edge_llm.kernels.reference.pointwise import exp as exp_of
+from edge_llm.kernels.types import F32, I8, I32, I64
 
 F64 = npt.NDArray[np.float64]
 

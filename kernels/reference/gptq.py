@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernels.reference.numeric import fma
-from kernels.reference.w4 import GROUP, nearest
-from kernels.types import F32, I64
+from edge_llm.kernels.reference.numeric import fma
+from edge_llm.kernels.reference.w4 import GROUP, nearest
+from edge_llm.kernels.types import F32, I64
 
 Rounded = Callable[[int, F32], F32]
 """What column j of a matrix becomes: (j, f32[N]) -> f32[N]."""

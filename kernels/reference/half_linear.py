@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.activation import SILU, Activation
-from kernels.reference.numeric import fma, into
-from kernels.reference.pointwise import gated, rms_norm
-from kernels.types import F16, F32
+from edge_llm.kernels.activation import SILU, Activation
+from edge_llm.kernels.reference.numeric import fma, into
+from edge_llm.kernels.reference.pointwise import gated, rms_norm
+from edge_llm.kernels.types import F16, F32
 
 
 def half_linear(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.types import I8, I32, I64, TILE_CHANNELS, TILE_DEPTH
+from edge_llm.kernels.types import I8, I32, I64, TILE_CHANNELS, TILE_DEPTH
 
 
 def pack_tiles(weight: I8) -> I8:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.activation import SILU, Activation
-from kernels.reference.layout import unpack_tiles
-from kernels.reference.numeric import fma, into
-from kernels.reference.pointwise import gated, rms_norm
-from kernels.reference.turn import turn as turned
-from kernels.types import F16, F32, I8, I32, Residual, Rounding
+from edge_llm.kernels.activation import SILU, Activation
+from edge_llm.kernels.reference.layout import unpack_tiles
+from edge_llm.kernels.reference.numeric import fma, into
+from edge_llm.kernels.reference.pointwise import gated, rms_norm
+from edge_llm.kernels.reference.turn import turn as turned
+from edge_llm.kernels.types import F16, F32, I8, I32, Residual, Rounding
 
 LEAST = np.float32(1e-30)
 """The least magnitude that becomes 127: smaller rows have the scale of a row this large, so that its inverse is finite."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kernels.types import F32
+from edge_llm.kernels.types import F32
 
 LANES = 16
 Float = TypeVar("Float", np.float32, np.float64)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.activation import SILU, Activation
-from kernels.reference.numeric import fma, into, lane_dot, lane_sum
-from kernels.types import F32, I32
+from edge_llm.kernels.activation import SILU, Activation
+from edge_llm.kernels.reference.numeric import fma, into, lane_dot, lane_sum
+from edge_llm.kernels.types import F32, I32
 
 
 def exp(x: F32) -> F32:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from kernels.activation import SILU, Activation
-from kernels.block_kinds import BlockKind
-from kernels.reference.attention import PAGE, paged_attention, rope_append
-from kernels.reference.blocks import block_linear, rows_of
-from kernels.reference.embedding import embedding
-from kernels.reference.half_linear import half_linear
-from kernels.reference.linear import linear
-from kernels.reference.pointwise import activate, gated, layer_norm, rms_norm
-from kernels.types import F16, F32, I8, I32, I64, U8, U32
+from edge_llm.kernels.activation import SILU, Activation
+from edge_llm.kernels.block_kinds import BlockKind
+from edge_llm.kernels.reference.attention import PAGE, paged_attention, rope_append
+from edge_llm.kernels.reference.blocks import block_linear, rows_of
+from edge_llm.kernels.reference.embedding import embedding
+from edge_llm.kernels.reference.half_linear import half_linear
+from edge_llm.kernels.reference.linear import linear
+from edge_llm.kernels.reference.pointwise import activate, gated, layer_norm, rms_norm
+from edge_llm.kernels.types import F16, F32, I8, I32, I64, U8, U32
 
 
 @dataclass(frozen=True)

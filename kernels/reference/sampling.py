@@ -7,9 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from kernels.floats import log64
-from kernels.reference.numeric import LANES, reduce_lanes
-from kernels.types import F32, I64, U8
+from edge_llm.kernels.floats import log64
+from edge_llm.kernels.reference.numeric import LANES, reduce_lanes
+from edge_llm.kernels.types import F32, I64, U8
 
 BLOCK = 512
 """Neighbours in a vocabulary whose exponentials are added up first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.types import F32
+from edge_llm.kernels.types import F32
 
 
 def turn(x: F32, block: int) -> F32:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.reference.layout import pack_tiles
-from kernels.reference.numeric import LANES, reduce_lanes
-from kernels.types import F32, I8, I32, TILE_CHANNELS, TILE_DEPTH, U8
-from kernels.w4 import CODEBOOK, GROUP, MAX_MULTIPLIER, MIN_SHIFT
+from edge_llm.kernels.reference.layout import pack_tiles
+from edge_llm.kernels.reference.numeric import LANES, reduce_lanes
+from edge_llm.kernels.types import F32, I8, I32, TILE_CHANNELS, TILE_DEPTH, U8
+from edge_llm.kernels.w4 import CODEBOOK, GROUP, MAX_MULTIPLIER, MIN_SHIFT
 
 
 def unpack_codes(panels: U8, n: int, k: int) -> tuple[U8, U8, U8]:

@@ -14,8 +14,8 @@ from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, encode_manifest
+from edge_llm.kernels.checksum import crc32c
 from edge_llm.opening.load import load_engine
-from kernels.checksum import crc32c
 
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"

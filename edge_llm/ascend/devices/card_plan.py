@@ -12,6 +12,7 @@ from edge_llm.devices.base import Room
 from edge_llm.devices.model import activation_bytes
 from edge_llm.errors import UsageError
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.layer import Layer
@@ -22,7 +23,6 @@ from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.placement import Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 FLOAT_BYTES = 4
 SMALL_BYTES = 1 << 20

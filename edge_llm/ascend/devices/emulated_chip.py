@@ -12,12 +12,12 @@ from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.ascend.npu.law import check_product
 from edge_llm.devices.base import Buffers
 from edge_llm.errors import DeviceError
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.linear import linear_int8, linear_rounded
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH, Rounding
 from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels import ThreadPool
-from kernels.linear import linear_int8, linear_rounded
-from kernels.types import TILE_CHANNELS, TILE_DEPTH, Rounding
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.linear import linear_rounded
 from edge_llm.kv.pages import kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -48,8 +50,6 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.base import Weights
-from kernels import ThreadPool
-from kernels.linear import linear_rounded
 
 NAME = "om"
 ABLE = ("split,host",)

@@ -35,6 +35,7 @@ from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels import ThreadPool
 from edge_llm.kv.pages import kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -46,7 +47,6 @@ from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights
-from kernels import ThreadPool
 
 NAME = "onnx"
 ABLE = ("split,host", "split")

@@ -11,8 +11,8 @@ import numpy as np
 
 from edge_llm.errors import DeviceError, EdgeLLMError
 from edge_llm.extras import install_extra
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels.layout import unpack_tiles
 
 OPSET = 13
 """The oldest that has all operators in the form used here: most runtimes know it."""

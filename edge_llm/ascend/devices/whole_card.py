@@ -10,6 +10,7 @@ import numpy as np
 from edge_llm.ascend.devices.card_memory import CardArray, CardMemory
 from edge_llm.ascend.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, embedding_runs, output_blocks
 from edge_llm.ascend.devices.emulated_chip import CardLinear, EmulatedChip
+from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.operations.attention import Rope
@@ -18,7 +19,6 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 
 class CardRope(RopeTables):

@@ -31,8 +31,8 @@ import numpy as np
 
 from edge_llm.ascend.devices.onnx_product import PRODUCT, ROWS, scaled_product
 from edge_llm.ascend.npu.chips import CHIPS, ChipLaw
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels.layout import unpack_tiles
 
 Arrays = Iterator[tuple[str, np.ndarray]]
 """Initializers of a product, by name."""

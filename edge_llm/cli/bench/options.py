@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-import kernels
+from edge_llm import kernels
 from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.bench import trace
 from edge_llm.bench.report import FORMATS, Row, render

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import kernels
+from edge_llm import kernels
 from edge_llm.bench.loads import Load
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.serve import serve

@@ -34,6 +34,7 @@ from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kernels import ThreadPool
 from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -42,7 +43,6 @@ from edge_llm.operations.glu import GLU
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
-from kernels import ThreadPool
 
 log = logging.getLogger("edge_llm.devices")
 FLOAT16_KEYS = "float16"

@@ -12,9 +12,9 @@ from edge_llm.ascend.devices.card_weights import CardBlock, CardSlot, Load, int8
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.runtime import Completion, Runtime
 from edge_llm.errors import NumericError
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
-from kernels.layout import unpack_tiles
 
 if TYPE_CHECKING:
     from torch import Tensor

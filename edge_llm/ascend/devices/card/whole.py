@@ -16,6 +16,7 @@ from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw, scales_rows
 from edge_llm.ascend.npu.runtime import run
 from edge_llm.errors import DeviceError
+from edge_llm.kernels.layout import unpack_tiles
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.glu import GLU
@@ -29,7 +30,6 @@ from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
-from kernels.layout import unpack_tiles
 
 if TYPE_CHECKING:
     from torch import Tensor
