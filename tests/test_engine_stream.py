@@ -107,9 +107,9 @@ def tokenizer():
     return byte_tokenizer()
 
 
-def make_engine(tokenizer, text, end=True):
+def make_engine(tokenizer, text, end=True, template=None):
     script = tokenizer.encode(text) + ([END] if end else [])
-    template = ChatTemplate(TEMPLATE)
+    template = template or ChatTemplate(TEMPLATE)
     runner = ScriptRunner(script)
     return Engine("script", CONFIG, tokenizer, template, GenerationParams(), runner, load_ms=1.0, make_drafter=lambda: no_draft)
 
@@ -124,6 +124,13 @@ def test_an_answer_ends_at_the_end_token(tokenizer):
     assert answer.finish.usage.prompt_tokens == 8
     assert answer.finish.usage.completion_tokens == 6
     assert len(answer.tokens) == 5
+
+
+@pytest.mark.parametrize("speaker", ["user", "assistant"])
+def test_without_a_template_an_answer_is_one_turn(tokenizer, speaker):
+    engine = make_engine(tokenizer, f" Paris.\n{speaker}: And where else?", template=ChatTemplate.default())
+    answer = engine.answer(engine.chat_request([{"role": "user", "content": "Where?"}], GenerationParams()))
+    assert (answer.text, answer.finish.reason) == (" Paris.", "stop")
 
 
 def test_max_tokens_ends_it_with_length(tokenizer):

@@ -19,7 +19,7 @@ from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
 from edge_llm.runner.base import Cancel, Runner, never
-from edge_llm.text.chat import ChatTemplate, chat_prompt
+from edge_llm.text.chat import TURNS, ChatTemplate, chat_prompt
 from edge_llm.text.tokenizer import Tokenizer
 
 
@@ -83,11 +83,11 @@ class Engine:
         """A request that answers ``messages`` ({"role": ..., "content": ...}) through the model's chat template.
 
         With ``begun`` the last message is the beginning of the answer, which the model goes on with; ``variables`` go to
-        the template.  A model without a template gets plain "role: content" lines, and its answer ends where it speaks for
-        the user.
+        the template.  A model without a template gets plain "role: content" lines, and its answer ends where another line
+        speaks for somebody.
         """
         if self.template.is_default:
-            params = replace(params, stop=(*params.stop, "\nuser:"))
+            params = replace(params, stop=(*params.stop, *TURNS))
         prompt = chat_prompt(self.template, self.tokenizer, messages, variables, begun=begun, most=self.runner.context)
         goes_on = begun and bool(messages[-1]["content"])
         return replace(self._request(prompt.tokens, params, continues=goes_on), thinking=prompt.thinking)

@@ -35,6 +35,8 @@ DEFAULT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """Plain "role: content" lines, for a model that brings no template."""
+TURNS = ("\nuser:", "\nassistant:")
+"""What begins a turn behind an answer by `DEFAULT_TEMPLATE`."""
 TOOL_USE = "additional_chat_templates/tool_use.jinja"
 """The template beside the usual one that is for conversations with tools."""
 
