@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -20,6 +21,8 @@ from edge_llm import kernels
 if TYPE_CHECKING:
     import anthropic
     import openai
+    from browser import Browser, Profile, Tab
+    from page_driver import PageServer
     from standins import Card
 
     from edge_llm.engine.engine import Engine
@@ -159,6 +162,69 @@ def claude(url: str, keys: tuple[str, ...]) -> anthropic.Anthropic:
     import anthropic
 
     return anthropic.Anthropic(base_url=url, api_key=(*keys, "x")[0], max_retries=0)
+
+
+# ---- the chat page in a browser
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A Chromium."""
+    from browser import CHROMIUM, WHY_NOT, Browser
+
+    if CHROMIUM is None:
+        pytest.skip(WHY_NOT)
+    with Browser() as browser:
+        try:
+            browser.call("Browser.getVersion")
+        except (AssertionError, OSError):
+            pytest.skip("the Chromium here does not start")
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def page_server() -> Iterator[PageServer]:
+    """A server of the page, with an address for each test."""
+    from page_driver import PageServer
+
+    with contextlib.ExitStack() as stack:
+        yield PageServer(stack)
+
+
+@pytest.fixture
+def service(browser: Browser, page_server: PageServer) -> Iterator[Any]:
+    """What answers at ``service.url``, where nobody has been before; the test writes its answers."""
+    with page_server.fresh() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def profile(browser: Browser) -> Profile:
+    """The browser's storage; an address of one's own makes it an empty one."""
+    from page_driver import HELPERS
+
+    return browser.profile(HELPERS)
+
+
+@pytest.fixture(scope="session")
+def first_tab(profile: Profile) -> Tab:
+    return profile.tab()
+
+
+@pytest.fixture
+def empty_tab(first_tab: Tab) -> Tab:
+    """A tab that is to go somewhere."""
+    first_tab.resize()
+    return first_tab
+
+
+@pytest.fixture
+def tab(service: Any, empty_tab: Tab) -> Iterator[Tab]:
+    """A tab that shows the page; it complains about nothing, and asks nobody but its server."""
+    empty_tab.go(service.url)
+    yield empty_tab
+    assert empty_tab.complaints == []
+    assert [one for one in empty_tab.asked(service.url) if not one.startswith((service.url, "data:", "blob:"))] == []
 
 
 # ---- an Ascend card that is not there

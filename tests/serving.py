@@ -33,18 +33,19 @@ def hosted(service=None, engine=None, names=NAMES):
 
 
 @contextlib.contextmanager
-def serving(host, port=0, **options):
-    """Run ``host``, or a pool, on a free port, or on ``port``, in a thread; yields its address."""
+def serving(host, port=0, ports=None, **options):
+    """Run ``host``, or a pool, on a free port, or on ``port``, in a thread; yields its address, or as many as ``ports``."""
     pool = host if isinstance(host, ModelPool) else ModelPool(host)
-    chosen = ServeOptions(port=port, drain_seconds=1.0, **options)
-    listener = listen(chosen)
+    chosen = ServeOptions(**{"port": port, "drain_seconds": 1.0, **options})
+    listeners = [listen(chosen) for _ in range(ports or 1)]
+    urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
     server = make_server(pool, chosen)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(listeners)), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield urls if ports else urls[0]
     finally:
         server.should_exit = True
         thread.join(60)

@@ -1,0 +1,210 @@
+"""What the chat page shows: Markdown, hostile texts, narrow screens, by keyboard, to a screen reader."""
+
+import json
+import re
+
+from page_driver import IDLE, answer, ask, asked, talk
+from serving import end
+
+from edge_llm.engine.request import Delta
+
+# ---- Markdown
+
+MARKDOWN = """# Title
+
+Some **bold** and `code`, a [link](https://example.org) and <b>no HTML</b>.
+
+```python
+def f(x):
+    return x < 1  # why
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+1. one
+
+   ```sh
+   ls
+   ```
+2. two
+   - [x] done
+
+> quote
+
+[named][1] until the end
+
+Setext
+------
+
+[1]: https://example.org/named
+"""
+
+
+def test_markdown_looks_the_same_however_it_comes(tab):
+    """HTTP | page | Markdown that comes in pieces of any size looks as it does when it comes whole."""
+    whole, *pieces = tab.run(f"tested.drawn({json.dumps(MARKDOWN)})")
+    assert all(piece == whole for piece in pieces)
+    wanted = ("<h1>Title</h1>", "<strong>bold</strong>", "&lt;b&gt;no HTML&lt;/b&gt;", "hljs-keyword")
+    for found in (*wanted, '<td align="right">2</td>', 'type="checkbox"', 'href="https://example.org/named"'):
+        assert found in whole
+    for mark in "*`|[":
+        assert mark not in re.sub(r"<[^>]*>", "", whole).replace("[x]", "")
+
+
+def test_code_is_copied_as_it_was_written(service, tab):
+    tab.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    talk(tab, service, 1, "one", "```python\ndef f(x):\n    return x < 1\n```\nso.")
+    tab.click(".code .copy")
+    assert tab.wait("window.copied") == "def f(x):\n    return x < 1"
+
+
+HOSTILE = [
+    "<img src=x onerror=window.pwned=1>",
+    "<script>window.pwned=1</script>",
+    "<svg/onload=window.pwned=1>",
+    "<iframe src=javascript:parent.pwned=1></iframe>",
+    "[click](javascript:window.pwned=1)",
+    "[click](JaVaScRiPt&colon;window.pwned=1)",
+    "[click](data:text/html,<script>opener.pwned=1</script>)",
+    "![picture](http://127.0.0.9:9/x.png?secret)",
+    '[a](https://a.example/"onmouseover="window.pwned=1)',
+    "<style>*{background:url(http://127.0.0.9:9/y)}</style>",
+    "<a href=//127.0.0.9:9 ping=http://127.0.0.9:9>x</a>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=window.pwned=1>",
+    "```<img src=x onerror=window.pwned=1>\n<script>window.pwned=1</script>\n```",
+    "| <img src=x onerror=window.pwned=1> | b |\n|---|---|\n| [x](vbscript:1) | <form action=http://127.0.0.9:9><button>b |",
+    "<base href=http://127.0.0.9:9/><link rel=stylesheet href=http://127.0.0.9:9/z>",
+    "<meta http-equiv=refresh content=0;url=http://127.0.0.9:9>",
+    "[x]: javascript:window.pwned=1\n\n[x]",
+    "<javascript:window.pwned=1>",
+    '<p style="position:fixed;inset:0" id=text>x</p>',
+]
+
+
+def test_hostile_text_stays_text(service, tab):
+    """HTTP | page | Hostile Markdown in answers, questions and titles runs no script and sends no request."""
+    ask(tab, HOSTILE[0])
+    text = "\n\n".join(HOSTILE)
+    stream = service.wait_for(1)
+    for start in range(0, len(text), 11):
+        stream.put(Delta(text[start : start + 11], (1,)))
+    stream.put(Delta(f"</think>{HOSTILE[1]}", (1,)))
+    stream.put(end())
+    tab.wait(f"{IDLE} && document.querySelectorAll('article').length === 2")
+    tab.run("tested.all('.block a').forEach(one => one.dispatchEvent(new MouseEvent('mouseover', {bubbles: true})))")
+    tab.reload()
+    assert tab.run("window.pwned") is None
+    assert tab.run("tested.dangerous()") == []
+    links = tab.run("tested.links()")
+    assert links
+    assert all(re.match("https?:|mailto:", href) and target == "_blank" and "noopener" in rel for href, target, rel in links)
+
+
+def test_a_long_answer_in_many_pieces(service, tab):
+    """HTTP | page | 100 KB in thousands of pieces: all of it is shown, and the page can be used meanwhile."""
+    ask(tab, "one")
+    paragraphs = [f"Paragraph {number} " + "of words " * 40 for number in range(150)]
+    text = "\n\n".join((*paragraphs, "```\n" + "line of code\n" * 4000 + "```", "end."))
+    assert len(text) > 100_000
+    stream = service.wait_for(1)
+    for start in range(0, len(text) // 2, 8):
+        stream.put(Delta(text[start : start + 8], (1,)))
+    tab.type("typed meanwhile")
+    assert tab.run("document.querySelector('#text').value") == "typed meanwhile"
+    for start in range(len(text) // 2 // 8 * 8 + (8 if len(text) // 2 % 8 else 0), len(text), 8):
+        stream.put(Delta(text[start : start + 8], (1,)))
+    stream.put(end())
+    tab.wait(f"document.querySelectorAll('article').length === 2 && {IDLE}")
+    squeezed = "document.querySelector('article.assistant .body').textContent.replace(/\\s+/g, '').replace('textCopy', '')"
+    assert tab.run(squeezed) == re.sub(r"\s+|```", "", text)
+    assert tab.run("tested.atEnd()")
+
+# ---- narrow, by keyboard, for a screen reader
+
+
+def test_a_phone_shows_all_of_it(service, tab):
+    """HTTP | page | 360 pixels wide: nothing is cut or scrolls sideways, and all is in reach."""
+    tab.resize(360, 740, mobile=True)
+    wide = "\n\n```\n" + "wide " * 80 + "\n```\n\n| " + "wide | " * 40 + "\n|" + "--|" * 40 + "\n"
+    talk(tab, service, 1, "one " + "x" * 300, MARKDOWN, wide)
+    assert tab.run("tested.sideways(360)") == []
+    tab.click("#side-open")
+    tab.wait("document.querySelector('#side').getBoundingClientRect().left === 0")
+    tab.click("#chats .open")
+    tab.press("Escape")
+    tab.wait("getComputedStyle(document.querySelector('#side')).visibility === 'hidden'")
+    for button, panel in (("#settings-open", "settings"), ("#inside-open", "inside")):
+        tab.click(button)
+        assert tab.run("document.querySelector('#panel').dataset.name") == panel
+        assert tab.run("document.querySelector('#panel').getBoundingClientRect().width") == 360
+        tab.click("#panel .panel-head button")
+    assert tab.complaints == []
+
+
+def test_all_of_it_by_keyboard(service, tab):
+    """HTTP | page | Without a mouse: send, stop, edit, go through messages, search, rename, delete, and close what is open."""
+    tab.type("one")
+    tab.press("Shift+Enter")
+    tab.type("more")
+    tab.press("Enter")
+    assert asked(service, 1) == "[user:one\nmore]"
+    service.wait_for(1).put(Delta("Hel", (1,)))
+    tab.wait("document.querySelector('article.assistant .body')?.innerText === 'Hel'")
+    tab.press("Escape")
+    tab.wait(f"{IDLE} && document.querySelector('.note')")
+    tab.press("ArrowUp")
+    assert tab.run("document.activeElement.value") == "one\nmore"
+    tab.type("!")
+    tab.press("Enter")
+    answer(service, 2, "Yes")
+    tab.wait(f"{IDLE} && document.querySelector('article.assistant .body').innerText === 'Yes'")
+    assert tab.run("document.activeElement.id") == "text"
+    tab.press("Alt+ArrowUp")
+    assert tab.run("document.activeElement.className").startswith("assistant")
+    tab.press("Tab")
+    assert tab.run("document.activeElement.ariaLabel") == "Copy"
+    tab.press("Ctrl+k")
+    tab.type("YES")
+    tab.wait("document.querySelector('#chats small')?.innerText.includes('Yes')")
+    tab.press("ArrowDown")
+    tab.press("F2")
+    tab.wait("document.querySelector('dialog input')")
+    tab.run("document.querySelector('dialog input').select()")
+    tab.type("Renamed")
+    tab.press("Enter")
+    tab.wait("document.querySelector('#title').innerText === 'Renamed' && document.activeElement.className === 'open'")
+    tab.press("Delete")
+    tab.wait("document.querySelector('.welcome') && !document.querySelector('#chats .row')")
+    tab.press("Ctrl+i")
+    tab.wait("document.querySelector('.card')")
+    tab.press("Escape")
+    assert tab.run("[document.querySelector('#panel').hidden, document.activeElement.id]") == [True, "inside-open"]
+    tab.press("Escape")
+    assert tab.run("document.activeElement.id") == "text"
+
+
+def test_the_focus_reaches_all_and_everything_has_a_name(service, tab):
+    """HTTP | page | Tab goes through every control; each has a name; a screen reader hears the answer once."""
+    talk(tab, service, 1, "one", "The answer.\n\n```\nx\n```")
+    tab.wait("document.querySelector('#said').textContent === 'Answer: The answer.\\n\\n```\\nx\\n```'")
+    tab.click("#settings-open")
+    assert tab.run("tested.nameless()") == []
+    tab.run("document.activeElement.blur()")
+    wanted = set(tab.run("tested.reachable()"))
+    reached = set()
+    for _ in range(len(wanted) + 12):
+        tab.press("Tab")
+        reached.add(tab.run("document.activeElement?.dataset.tested"))
+    assert wanted <= reached
+
+
+def test_all_text_can_be_read(service, tab):
+    """HTTP | page | In light and dark, every text has a contrast of 4.5 or more."""
+    code = "```python\n@x\nclass A(B):\n    'text'\n    n = 1.5 + len(None)\n```"
+    talk(tab, service, 1, "one", MARKDOWN, code, reason="length")
+    tab.click("#settings-open")
+    for theme in ("light", "dark"):
+        tab.run(f"document.documentElement.dataset.theme = '{theme}'")
+        assert tab.run("tested.faint()") == [], theme
