@@ -106,6 +106,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+_MIXTURE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3, "num_hidden_layers": 4}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmoe": ("Olmoe", _MIXTURE | {"num_experts": 8}),
+    "mixtral": ("Mixtral", _MIXTURE | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("Qwen3Moe", _MIXTURE | {"head_dim": 16, "num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+}
+"""Families with experts."""
 _IMAGES = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 _PIXELS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
@@ -143,7 +150,7 @@ def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.set_num_threads(1)
-    kind, more, *seeing = FAMILIES.get(name) or SEEING[name]
+    kind, more, *seeing = (FAMILIES | MIXTURES).get(name) or SEEING[name]
     settings = {**COMMON, **json.loads(json.dumps(more))}
     parts = {"text_config": settings, "vision_config": dict(seeing[0])} if seeing else settings
     config = getattr(transformers, f"{kind}Config")(**parts)
@@ -160,7 +167,7 @@ def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
             elif tensor.endswith("bias"):
                 values.copy_(0.3 * drawn)
             else:
-                values.copy_(drawn * (0.5 if "embed" in tensor else 1.3 / values.shape[1] ** 0.5))
+                values.copy_(drawn * (0.5 if "embed" in tensor else 1.3 / values.shape[-1] ** 0.5))
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder, model

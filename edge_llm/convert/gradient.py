@@ -8,18 +8,13 @@ Amari, 1998).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.arithmetic import soft_cap, soft_cap_slope
-from edge_llm.operations.base import HIDDEN, NUMPY, Arithmetic, FloatRun, LayerWeights
+from edge_llm.operations.base import HIDDEN, NUMPY, Arithmetic, FloatRun, LayerWeights, ObserveGradient
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import row_blocks, through_weight
-
-ObserveGradient = Callable[[str, np.ndarray, np.ndarray], None]
-"""Told a linear's name, its input float32 [T, K] and the gradient at its product [T, N]."""
 
 _DRAWS = 1
 """Seed of the tokens that are drawn."""
@@ -35,18 +30,15 @@ def layer_gradient(
     arithmetic: Arithmetic = NUMPY,
 ) -> np.ndarray:
     """The gradient at the input x float32 [T, hidden] of ``layer``, of the ``gradient`` at its output; x is one sequence."""
-    run = FloatRun(weights, tables, arithmetic=arithmetic)
+    run = FloatRun(weights, tables, arithmetic=arithmetic, observe_back=observe)
     buffers, steps = {HIDDEN: x}, []
     for operation in layer.operations:
         written, back = operation.forward_and_back(buffers, run)
-        steps.append((operation, buffers[operation.reads], back))
+        steps.append((operation, back))
         buffers[operation.writes] = written
     felt = {HIDDEN: gradient}
-    for operation, y, back in reversed(steps):
-        at_output = felt.pop(operation.writes)
-        for linear in operation.linears:
-            observe(linear.name, y, at_output)
-        for buffer, at_input in back(at_output):
+    for operation, back in reversed(steps):
+        for buffer, at_input in back(felt.pop(operation.writes)):
             _add(felt, buffer, at_input)
     return felt[HIDDEN]
 

@@ -21,7 +21,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
-_SHARED = {"blocks", "fields", "layer", "llama_like", "weights", "reference", "rope", "text_part"}
+_SHARED = {"blocks", "fields", "layer", "llama_like", "mixtures", "weights", "reference", "rope", "text_part"}
 _DELTA = "three of four layers are gated delta layers, which do not run here yet; import a Qwen3 instead, `{instead}`"
 _NOT_YET = {
     "qwen3_5": "Qwen/Qwen3-4B", "qwen3_5_text": "Qwen/Qwen3-4B", "qwen3_5_moe": "Qwen/Qwen3-8B",

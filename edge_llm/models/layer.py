@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -61,7 +62,7 @@ class Decoder:
         """Number of weights, biases left out."""
         table = self.vocab_size * self.hidden_size
         layers = sum(
-            sum(linear.rows * linear.columns for linear in layer.linears) + sum(gain.size for gain in layer.gains)
+            sum(linear.rows * linear.columns for linear in layer.linears) + sum(math.prod(gain.shape) for gain in layer.gains)
             for layer in self.layers
         )
         return table * (1 if self.tied else 2) + layers + sum(gain.size for gain in self.norm.gains)

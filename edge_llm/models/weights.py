@@ -34,7 +34,7 @@ class WeightSource(Protocol):
 
 def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one layer's tensors in the source."""
-    shapes: dict[str, tuple[int, ...]] = {gain.source: (gain.size,) for gain in layer.gains}
+    shapes: dict[str, tuple[int, ...]] = {gain.source: gain.shape for gain in layer.gains}
     for linear in layer.linears:
         rows = {part.source: part.module_rows or part.count for part in linear.sources}
         shapes |= {f"{module}.weight": (count, linear.columns) for module, count in rows.items()}

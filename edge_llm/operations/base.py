@@ -34,7 +34,7 @@ SHADOW, OVERFLOW = "shadow", "overflow"
 
 @dataclass(frozen=True)
 class Gain:
-    """A vector of a norm: its name here, its tensor in the source, its length.
+    """A vector of a norm, or the matrix of a router: its name here, its tensor in the source, its length.
 
     It is ``(tensor + plus) * factor``, in float32.
     """
@@ -45,6 +45,12 @@ class Gain:
     plus: float = 0.0
     """Gemma's norms keep their gain less 1."""
     factor: float = 1.0
+    rows: int = 0
+    """Of a matrix, each ``size`` long; 0: it is a vector."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.size) if self.rows else (self.size,)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ Mix = Callable[["AnyAttention", Mapping[str, np.ndarray], np.ndarray], np.ndarra
 """What attention with the layer's gains makes of qkv [T, q | k | v]: [T, heads * head_dim]."""
 Observe = Callable[[str, np.ndarray], None]
 """Told the name of a linear and its float input [T, K]."""
+ObserveGradient = Callable[[str, np.ndarray, np.ndarray], None]
+"""Told a linear's name, its input [T, K] and the gradient at its product [T, N]."""
 Buffers = Mapping[str, np.ndarray]
 """The buffers of a layer, each float32 [T, `write_width`]."""
 Back = Callable[[np.ndarray], Sequence[tuple[str, np.ndarray]]]
@@ -122,6 +130,8 @@ class FloatRun:
     mix: Mix | None = None
     """The attention of rows that are not one sequence."""
     arithmetic: Arithmetic = NUMPY
+    observe_back: ObserveGradient | None = None
+    """Told of every linear on the way back."""
 
 
 # -- calls on devices ------------------------------------------------------------------------------------------------------
@@ -273,7 +283,7 @@ class Operation(Runnable):
     @property
     def vectors(self) -> tuple[Vector, ...]:
         """Its tensors in a bundle, beside those of its linears, in order."""
-        return tuple(Vector(gain.name, (gain.size,)) for gain in self.gains)
+        return tuple(Vector(gain.name, gain.shape) for gain in self.gains)
 
     # how it runs
 

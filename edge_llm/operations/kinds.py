@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from edge_llm.operations.activation import Activate
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.base import Operation
+from edge_llm.operations.experts import Experts
 from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
 
-_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate)}
+_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate, Experts)}
 
 
 def kinds() -> Mapping[str, type[Operation]]:

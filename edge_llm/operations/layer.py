@@ -116,8 +116,9 @@ class Layer:
     def multipliers(self, written: AnyOperation) -> tuple[Linear, ...]:
         """The linears that multiply what ``written`` writes; empty if anything else reads it too."""
         readers = list(self.readers(written))
-        linears = tuple(linear for one in readers if one.adds != written.writes for linear in self.linears_of(one))
-        return linears if len(linears) == len(readers) and not self.is_result(written) else ()
+        found = [self.linears_of(one) for one in readers if one.adds != written.writes]
+        alone = len(found) == len(readers) and all(len(linears) == 1 for linears in found)
+        return tuple(linear for linears in found for linear in linears) if alone and not self.is_result(written) else ()
 
     def gives_only(self, written: AnyOperation, reader: AnyOperation) -> bool:
         """Whether ``reader`` alone sees the result of ``written``, to which nothing is added."""

@@ -122,13 +122,15 @@ class Linear(Operation):
         return buffers[self.adds] + y if self.adds else y
 
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
-        linear = run.weights.linears[self.name]
+        x, linear = buffers[self.reads], run.weights.linears[self.name]
 
         def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
+            if run.observe_back is not None:
+                run.observe_back(self.name, x, gradient)
             at_input = (self.reads, through_weight(linear.weight, run.arithmetic, gradient))
             return [(self.adds, gradient), at_input] if self.adds else [at_input]
 
-        y = apply_float(linear, buffers[self.reads], run.arithmetic)
+        y = apply_float(linear, x, run.arithmetic)
         return buffers[self.adds] + y if self.adds else y, back
 
     # -- devices -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""Mixtures of experts (Shazeer et al., 2017, arXiv 1701.06538): a router sends every row to a few gated MLPs out of many.
+
+An expert is a unit of weights: its linears ``experts.17.gate_up`` and ``experts.17.down`` lie together in a bundle.  What the
+chosen experts give is added in the order of their numbers, so a row has one result in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+
+from edge_llm.config import DEFAULT_SCHEME
+from edge_llm.kernels import floats
+from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.base import Back, Buffers, FloatRun, Gain, HeadTurns, Op, Operation, Passes
+from edge_llm.operations.glu import GLU
+from edge_llm.operations.linear import Linear, SourceRows
+from edge_llm.operations.router import Router, Routes
+
+if TYPE_CHECKING:
+    from edge_llm.operations.host_call import HostCall, HostWeight
+    from edge_llm.operations.questions import AnyLayer
+
+NAME = "experts"
+"""What units of weights are called, before their numbers."""
+_LINEARS = 2
+"""Of an expert: gate and up, then down."""
+_PRODUCTS, _ACTIVATED = "expert_products", "expert_activated"
+"""Buffers inside an expert."""
+
+
+@dataclass(frozen=True)
+class Experts(Operation):
+    """``writes = sum of weight * down(activation(gate(reads)) * up(reads)) of the chosen experts (+ adds)``."""
+
+    KIND: ClassVar[str] = "experts"
+    CHOSEN: ClassVar[tuple[str, ...]] = ("schemes", "turns")
+
+    columns: int
+    """Channels of what it reads, and of what it writes."""
+    width: int
+    """Channels inside an expert."""
+    router: Router
+    gate_module: str
+    """The module of an expert's gate in the source, with braces for the expert's number; so those of up and down."""
+    up_module: str
+    down_module: str
+    reads: str
+    writes: str
+    adds: str = ""
+    activation: str = "silu"
+    schemes: tuple[str, ...] = ()
+    """The weight schemes of `linears`, in order; empty: all are `DEFAULT_SCHEME`."""
+    turns: tuple[int, ...] = ()
+    """Blocks of input channels that are turned before they are rounded, in the same order; empty: none."""
+
+    def __post_init__(self) -> None:
+        if min(self.columns, self.width) < 1 or self.router.weight.size != self.columns:
+            raise ValueError(f"experts of {self.columns} channels, {self.width} within, and a router of others")
+        if any("{}" not in module for module in (self.gate_module, self.up_module, self.down_module)):
+            raise ValueError("the modules of experts have no place for a number")
+        if any(len(said) not in (0, _LINEARS * self.count) for said in (self.schemes, self.turns)):
+            raise ValueError(f"{self.count} experts have {len(self.schemes)} schemes and {len(self.turns)} turns")
+
+    @property
+    def count(self) -> int:
+        """Of all experts."""
+        return self.router.weight.rows
+
+    @property
+    def used(self) -> int:
+        """Experts that a row goes to."""
+        return self.router.used
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """Of every expert gate and up in one, then down."""
+        return tuple(one for expert in range(self.count) for one in self._linears_of(expert))
+
+    def _linears_of(self, expert: int) -> tuple[Linear, Linear]:
+        rows = (SourceRows(module.format(expert), self.width) for module in (self.gate_module, self.up_module))
+        down = (SourceRows(self.down_module.format(expert), self.columns),)
+        first, name = _LINEARS * expert, f"{NAME}.{expert}"
+        schemes = self.schemes[first : first + _LINEARS] or (DEFAULT_SCHEME,) * _LINEARS
+        turns = self.turns[first : first + _LINEARS] or (0,) * _LINEARS
+        return (
+            Linear(f"{name}.gate_up", tuple(rows), self.columns, self.reads, _PRODUCTS, scheme=schemes[0], turn=turns[0]),
+            Linear(f"{name}.down", down, self.width, _ACTIVATED, self.writes, scheme=schemes[1], turn=turns[1]),
+        )
+
+    @cached_property
+    def glu(self) -> GLU:
+        """What is between the linears of an expert."""
+        return GLU(self.width, _PRODUCTS, _ACTIVATED, self.activation)
+
+    @property
+    def read_width(self) -> int:
+        return self.columns
+
+    @property
+    def write_width(self) -> int:
+        return self.columns
+
+    @property
+    def gains(self) -> tuple[Gain, ...]:
+        return self.router.gains
+
+    def with_schemes(self, scheme_of: Callable[[str], str | None]) -> Self:
+        return replace(self, schemes=tuple(scheme_of(one.name) or one.scheme for one in self.linears))
+
+    def with_turns(self, turn_of: Callable[[str], int], heads: HeadTurns) -> Self:
+        turns = tuple(turn_of(one.name) for one in self.linears)
+        return replace(self, turns=turns if any(turns) else ())
+
+    # -- float ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
+        x = buffers[self.reads]
+        routes = self.router.routes(x, run.weights.gains, run.arithmetic)
+        y = np.zeros_like(x)
+        for expert, rows, weights in self._groups(routes, run):
+            y[rows] += self._of_expert(expert, x[rows], run) * weights
+        return buffers[self.adds] + y if self.adds else y
+
+    def _groups(self, routes: Routes, run: FloatRun) -> Sequence[tuple[int, np.ndarray, np.ndarray]]:
+        """The rows of every expert; who observes linears is told of all of them, with no rows where there are none."""
+        found = routes.by_expert()
+        if run.observe is None and run.apply is None:
+            return found
+        there = {expert: (expert, rows, weights) for expert, rows, weights in found}
+        none = np.empty(0, np.int64), np.empty((0, 1), np.float32)
+        return [there.get(expert, (expert, *none)) for expert in range(self.count)]
+
+    def _of_expert(self, expert: int, x: np.ndarray, run: FloatRun) -> np.ndarray:
+        gate_up, down = self.linears[_LINEARS * expert : _LINEARS * (expert + 1)]
+        buffers = {self.reads: x}
+        buffers[_PRODUCTS] = gate_up.forward(buffers, run)
+        buffers[_ACTIVATED] = self.glu.forward(buffers, run)
+        return down.forward(buffers, run)
+
+    def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
+        x = buffers[self.reads]
+        routes, router_back = self.router.routes_and_back(x, run.weights.gains, run.arithmetic)
+        y, steps = np.zeros_like(x), []
+        for expert, rows, weights in routes.by_expert():
+            given, backs = self._expert_and_back(expert, x[rows], run)
+            y[rows] += given * weights
+            steps.append((expert, rows, weights, given, backs))
+
+        def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
+            at_input, at_weights = np.zeros_like(x), np.zeros_like(routes.weights)
+            for expert, rows, weights, given, backs in steps:
+                felt = gradient[rows]
+                at_weights[rows, (routes.experts[rows] == expert).argmax(axis=1)] = (felt * given).sum(axis=1)
+                at_input[rows] += backs(felt * weights)
+            at_input += router_back(at_weights)
+            found = [(self.reads, at_input)]
+            return [(self.adds, gradient), *found] if self.adds else found
+
+        return buffers[self.adds] + y if self.adds else y, back
+
+    def _expert_and_back(
+        self, expert: int, x: np.ndarray, run: FloatRun
+    ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        """What an expert makes of x [R, columns], and the way back of gradients."""
+        gate_up, down = self.linears[_LINEARS * expert : _LINEARS * (expert + 1)]
+        steps: list[Back] = []
+        buffers = {self.reads: x}
+        for operation in (gate_up, self.glu, down):
+            written, back = operation.forward_and_back(buffers, run)
+            buffers[operation.writes] = written
+            steps.append(back)
+
+        def through(gradient: np.ndarray) -> np.ndarray:
+            for back in reversed(steps):
+                ((_, gradient),) = back(gradient)
+            return gradient
+
+        return written, through
+
+    # -- the host ------------------------------------------------------------------------------------------------------
+
+    def host_parts(self, layer: AnyLayer, passes: Passes) -> Iterable[tuple[str, Op]]:
+        return [(NAME, Op("experts", self.read_by, (self.writes,), self))]
+
+    def op_widths(self, op: Op) -> dict[str, int]:
+        return {op.writes[0]: self.columns}
+
+    def add_call(self, call: HostCall) -> None:
+        x, out = call.buffers[self.reads], call.buffers[self.writes]
+        add = call.buffers[self.adds] if self.adds else None
+        weights = [call.linears[one.name] for one in self.linears]
+        apply = partial(self._apply, weights, call)
+
+        def step(rows: int, late: np.ndarray | None) -> None:
+            y = apply(x[:rows])
+            if add is None:
+                out[:rows] = y
+            else:
+                np.add(add[:rows], y, out=out[:rows])
+
+        call.add(step)
+
+    def _apply(self, weights: Sequence[HostWeight], call: HostCall, x: np.ndarray) -> np.ndarray:
+        """What the experts make of the rows x: a linear gives a row the same beside any others."""
+        arithmetic = replace(SAME_BITS, product=lambda a, b: floats.product(a, b, call.pool))
+        y, how = np.zeros_like(x), {"shadow": call.shadow}
+        for expert, rows, shares in self.router.routes(x, call.gains, arithmetic).by_expert():
+            gate_up, down = weights[_LINEARS * expert : _LINEARS * (expert + 1)]
+            activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, **how)
+            y[rows] += down.apply(activated, call.pool, **how) * shares
+        return y
