@@ -58,7 +58,7 @@ def family_table() -> str:
     from edge_llm.models import families
     from edge_llm.sources.gguf_families import ARCHITECTURE_OF
 
-    tried = [*_keys(LLAMA_LIKE), *_keys(OTHERS), *_keys(OTHERS, "SEEING")]
+    tried = [*_keys(LLAMA_LIKE), *_keys(OTHERS), *_keys(OTHERS, "SEEING"), *_keys(OTHERS, "MIXTURES")]
     lines = [
         "| `model_type` | models | against transformers | INT8 and W4, one result in every way | GGUF | trained models |",
         "|---|---|---|---|---|---|",

@@ -7,16 +7,23 @@ import pytest
 from families import MIXTURES, family_folder, logits_of
 from model_files import VOCAB_SIZE
 
+from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.config import RuntimeConfig
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
+from edge_llm.errors import DeviceError, NumericError, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.description import decode_description, encode_description, model_record
+from edge_llm.formats.layout import BLOCK_ALIGNMENT, group_units
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.opening.runner import load_runner
+from edge_llm.operations.base import NUMPY, Gain
+from edge_llm.operations.experts import Experts
+from edge_llm.operations.router import Router
 from edge_llm.runner.base import Segment
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
@@ -87,7 +94,7 @@ def test_int8_is_near_float(bundle):
     assert divergence(logits(bundle, float_path=True), logits(bundle)) < 0.05
 
 
-@pytest.mark.parametrize("way", [{"chunk": 16, "window": 2}, {"memory": "60%"}, {"threads": 1, "chunk": 7}])
+@pytest.mark.parametrize("way", [{"chunk": 16, "window": 2}, {"memory": "85%"}, {"threads": 1, "chunk": 7}])
 def test_every_way_gives_the_same(bundle, way):
     assert np.array_equal(logits(bundle, **way), logits(bundle))
 
@@ -105,3 +112,102 @@ def test_steps_are_the_prompt(bundle):
     whole, sequence = logits(bundle), runner.open()
     steps = [runner.forward(sequence, TOKENS[:40], wanted=1), *(runner.forward(sequence, [token]) for token in TOKENS[40:])]
     assert np.array_equal(np.concatenate(steps), whole[39:])
+
+
+def only(names):
+    return pytest.mark.parametrize("family", names, indirect=True, scope="module")
+
+
+@only(["qwen3_moe"])
+def test_an_expert_lies_in_one_piece(bundle):
+    for index, layer in enumerate(bundle.decoder.layers):
+        units = group_units(bundle.blocks[f"layers.{index}"])
+        mixture = next((one for one in layer.operations if isinstance(one, Experts)), None)
+        assert list(units) == [f"layers.{index}.experts.{one}" for one in range(mixture.count if mixture else 0)]
+        for name, unit in units.items():
+            assert unit.offset % BLOCK_ALIGNMENT == unit.nbytes % BLOCK_ALIGNMENT == 0
+            assert {one.name.removeprefix(f"{name}.").partition(".")[0] for one in unit.tensors} == {"gate_up", "down"}
+
+
+@only(["qwen3_moe"])
+@pytest.mark.parametrize("how", [{"weights": LayerBits("auto", bits=6)}, {"turn": 0}])
+def test_other_weights_are_near_float_and_the_same_every_way(family, how, tmp_path):
+    told = []
+    with open_bundle(import_model(family[0], target=tmp_path / "bundle", notice=told.append, **how)) as opened:
+        found = logits(opened)
+        assert divergence(family[1], found) < 0.3
+        assert np.array_equal(found, logits(opened, chunk=16, threads=1))
+    if "weights" in how:
+        assert any("are fitted to the calibration text" in line for line in told)
+
+
+@only(["olmoe"])
+def test_a_card_and_an_export_for_one_refuse_it(bundle, tmp_path):
+    with pytest.raises(DeviceError, match="cannot do a mixture of experts.*--device host"):
+        logits(bundle, device="emulated:310p")
+    with pytest.raises(UnsupportedModel, match="has a mixture of experts in its layers"):
+        export_onnx(bundle, tmp_path / "out", (16,))
+
+
+@only(["olmoe"])
+def test_a_row_that_is_no_number_ends_its_request_alone(bundle):
+    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128, kv_tokens=512), 100)
+    good = runner.forward(runner.open(), TOKENS[:5])
+    gains = runner.model.weights.use(0).gains
+    before = gains["router"].copy()
+    gains["router"][0] = np.nan
+    with pytest.raises(NumericError, match="router"):
+        runner.forward(runner.open(), TOKENS[:5])
+    gains["router"][:] = before
+    assert np.array_equal(runner.forward(runner.open(), TOKENS[:5]), good)
+
+
+def router(**more):
+    return Router(Gain("router", "gate.weight", 4, rows=6), **{"used": 2, **more})
+
+
+ONE_ROW = np.array([[1, 0, 0, 0]], np.float32)
+
+
+def weighed(products, **more):
+    """The experts that one row goes to and what they weigh, where its products are these."""
+    matrix = np.zeros((6, 4), np.float32)
+    matrix[:, 0] = products
+    gains = {"router": matrix, **more.pop("biases", {})}
+    found = router(**more).routes(ONE_ROW, gains, NUMPY)
+    return dict(zip(found.experts[0].tolist(), found.weights[0].tolist(), strict=True))
+
+
+def test_of_equal_scores_the_lower_number_is_chosen():
+    assert list(weighed([0, 1, 2, 2, 2, 0])) == [2, 3]
+    assert list(weighed([1, 1, 1, 1, 1, 1], scores="sigmoid")) == [0, 1]
+
+
+def test_scores_are_those_of_the_families():
+    products = np.array([0.3, -1, 2, 0.5, 1, 0])
+    shares = np.exp(products) / np.exp(products).sum()
+    assert weighed(products) == pytest.approx({2: shares[2], 4: shares[4]})
+    best = {2: shares[2] / (shares[2] + shares[4]), 4: shares[4] / (shares[2] + shares[4])}
+    assert weighed(products, normalised=True) == pytest.approx(best)
+    assert weighed(products, scores="softmax_of_chosen", factor=2.0) == pytest.approx({one: 2 * best[one] for one in best})
+    alone = 1 / (1 + np.exp(-products))
+    bias = np.array([0, 5, 0, 0, 0, 0], np.float32)
+    chosen = weighed(products, scores="sigmoid", choice_bias=Gain("choice", "bias", 6), biases={"choice": bias})
+    assert chosen == pytest.approx({1: alone[1], 2: alone[2]})
+
+
+def test_experts_come_from_the_best_groups():
+    """Of three groups of two the last is best; its second expert beats the best of another group."""
+    assert list(weighed([3, -9, 1, 0, 2, 1.5], groups=3, groups_used=1, scores="sigmoid")) == [4, 5]
+
+
+@pytest.mark.parametrize("products", [np.nan, np.inf])
+def test_products_that_are_no_numbers_choose_nobody(products):
+    with pytest.raises(ValueError, match="non-finite"):
+        weighed([0, products, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("wrong", [{"used": 7}, {"scores": "best"}, {"groups": 4}, {"groups": 3, "used": 3}])
+def test_a_router_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match="router"):
+        router(**wrong)

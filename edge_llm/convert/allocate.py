@@ -158,10 +158,11 @@ def allocate(
 
 def _sources(decoder: Decoder, name: str) -> list[_Source]:
     """The sources of a linear that may differ; gate and up stay one, which takes a single pass."""
-    _, index, own_name = name.split(".")
+    _, index, own_name = name.split(".", 2)
     layer = decoder.layers[int(index)]
     linear = layer.linear(own_name)
-    joint = any(reader.pairs_its_input for reader in layer.readers(linear))
+    inside = linear not in layer.operations  # an expert's
+    joint = inside or any(reader.pairs_its_input for reader in layer.readers(linear))
     count = len(linear.sources) if sources_may_differ(linear) and not joint else 1
     return [_Source(name, number, count) for number in range(count)]
 

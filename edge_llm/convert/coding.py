@@ -40,6 +40,8 @@ from edge_llm.schemes.parts import joined
 
 HELD_OUT = 8
 """Every so many-th row is held out."""
+FEWEST = 32
+"""Rows that a linear reads, at least, if its weights are to be fitted: few rows go to a rare expert."""
 _MOST_HELD_OUT = 256
 _SEQUENCES = 8
 """Sequences that run at a time: what the linears read of these is in memory together."""
@@ -113,6 +115,8 @@ class Coder:
     """Linears of which at least half was fitted."""
     rounded: int = 0
     """The others, which are nearer when they are rounded."""
+    scarce: int = 0
+    """Of these, linears that read fewer rows than `FEWEST`."""
 
     @classmethod
     def begin(cls, source: WeightSource, decoder: Decoder, sequences: Sequence[np.ndarray]) -> Coder:
@@ -122,11 +126,12 @@ class Coder:
 
     def position(self) -> dict[str, object]:
         """What has been done so far, for `go_on`."""
-        return {"states": self.states, "fitted": self.fitted, "rounded": self.rounded}
+        return {"states": self.states, "fitted": self.fitted, "rounded": self.rounded, "scarce": self.scarce}
 
     def go_on(self, position: Mapping[str, Any]) -> None:
         """Go on from a `position`."""
         self.states, self.fitted, self.rounded = position["states"], position["fitted"], position["rounded"]
+        self.scarce = position.get("scarce", 0)
 
     def run(
         self,
@@ -155,6 +160,7 @@ class Coder:
         found = dict(zip([one.name for one in longest_first], pool.map(quantize, longest_first), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())
         self.rounded += sum(not fitted for _, fitted in found.values())
+        self.scarce += sum(one.tokens < FEWEST for one in inputs.values())
         return {linear: arrays for linear, (arrays, _) in found.items()}
 
     def _through(
@@ -237,6 +243,8 @@ def quantized(
 ) -> tuple[Any, bool]:
     """``weight`` [N, K] quantized for its ``inputs``, and whether it is fitted, not rounded."""
     near = quantizer.rounded(weight, hot, name)
+    if inputs.tokens < FEWEST:
+        return near, False
     fitted = quantizer.fitted(weight, hot, inputs.energy, name, near)
     better = _error(inputs.held_out, quantizer.dense(fitted), weight) < _error(inputs.held_out, quantizer.dense(near), weight)
     return (fitted, True) if better else (near, False)

@@ -14,7 +14,7 @@ from edge_llm.convert.allocate import LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.blocks import KeptBlocks
 from edge_llm.convert.calibrate import CalibrationText
 from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
-from edge_llm.convert.coding import Coder
+from edge_llm.convert.coding import FEWEST, Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.origin import made_from
 from edge_llm.convert.packed import bits_in_words, digest_in_floats
@@ -274,6 +274,8 @@ class Job:
             self.notice(told)
         if coder:
             self.notice(f"{coder.fitted} linears are fitted to the calibration text, {coder.rounded} rounded")
+        if coder and coder.scarce:
+            self.notice(f"{coder.scarce} linears of experts are rounded because fewer than {FEWEST} rows of it went to them")
         if quality:
             self.notice(f"on held-out text: {quality}")
         return quality

@@ -136,12 +136,10 @@ def _layer_costs(
 
     def costs_of(linear: Linear) -> list[float]:
         errors = weight_errors(linear, gradients.ready[linear.name].weight, chosen[prefix + linear.name].hot)
-        felt, tokens = np.zeros((len(errors), linear.rows)), 0
-        for seen in gradients.seen:
-            read, at_output = seen[linear.name]
+        felt, tokens = np.zeros((len(errors), linear.rows)), sum(map(len, gradients.before))
+        for read, at_output in (seen[linear.name] for seen in gradients.seen if linear.name in seen):  # a sequence's experts
             rows = turned(read, linear.turn)
             felt += [np.square(at_output * product(rows, error), dtype=np.float64).sum(axis=0) for error in errors]
-            tokens += len(rows)
         more = (felt[0] - felt[1]) / (2 * tokens)
         ends = np.cumsum([one.count for one in linear.sources])[:-1]
         return [float(rows.sum()) for rows in np.split(more, ends)]

@@ -60,7 +60,7 @@ class Taken:
         self._source = source
         prefixes = {f"layers.{index}": layer.prefix for index, layer in enumerate(decoder.layers)}
         self._modules = {
-            name: [prefixes.get(name.rpartition(".")[0], "") + part.source for part in linear.sources]
+            name: [prefixes.get(_layer_of(name), "") + part.source for part in linear.sources]
             for name, linear in decoder.linears().items()
         }
         self._linears = decoder.linears()
@@ -180,6 +180,11 @@ class Taken:
         found = [read[module] for module in self._modules[name]]
         parts = zip(found, self._linears[name].sources, strict=True)
         return [_Rows.of(module, part) for module, part in parts if module is not None]
+
+
+def _layer_of(name: str) -> str:
+    """The layer in which the linear ``name`` is, as a bundle calls it."""
+    return ".".join(name.split(".")[:2])
 
 
 def taken_from(source: Source, decoder: Decoder) -> Taken | None:

@@ -20,6 +20,7 @@ from edge_llm.formats.layout import (
     TensorRange,
     align,
     tensor_layout,
+    unit_of,
 )
 from edge_llm.formats.manifest import (
     FORMAT,
@@ -54,7 +55,7 @@ class BundleWriter:
         self._tensors = list(written)
         self._files: list[dict[str, Any]] = []
         self._offset = written[-1].offset + written[-1].nbytes if written else 0
-        self._block = _block_of(written[-1].name) if written else ""
+        self._unit = unit_of(written[-1].name) if written else ""
         self._out = Output(folder / WEIGHTS, self._offset)
 
     def __enter__(self) -> BundleWriter:
@@ -69,8 +70,8 @@ class BundleWriter:
 
     def add_runs(self, name: str, shape: Sequence[int], runs: Iterable[np.ndarray], dtype: np.dtype[Any]) -> None:
         """Append a tensor in runs along its first dimension; those of `TABLES` are of whole pieces, but for the last."""
-        block = _block_of(name)
-        offset = align(self._offset, TENSOR_ALIGNMENT if block == self._block else BLOCK_ALIGNMENT)
+        unit = unit_of(name)
+        offset = align(self._offset, TENSOR_ALIGNMENT if unit == self._unit else BLOCK_ALIGNMENT)
         nbytes = math.prod(shape) * dtype.itemsize
         tensor = TensorRange(name, dtype.name, tuple(shape), offset, nbytes, 0)
         self._out.write(bytes(offset - self._offset))
@@ -89,7 +90,7 @@ class BundleWriter:
             raise ValueError(f"the runs of `{name}` have {done} bytes, its shape {nbytes}")
         self._tensors.append(dataclasses.replace(tensor, crc32c=crc, pieces=tuple(pieces)))
         self._offset = offset + nbytes
-        self._block = block
+        self._unit = unit
 
     def written(self) -> list[TensorRange]:
         """The tensors so far, which now are on the disk."""
@@ -193,8 +194,3 @@ def holds(folder: Path, tensors: Sequence[TensorRange]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _block_of(name: str) -> str:
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]

@@ -67,7 +67,7 @@ def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]
     """The whole of ``weights.bin`` in file order; ``hot`` gives the number of hot channels by linear (default 0).
 
     Order: embedding, layers, final_norm, output.  Tied embeddings are also the output matrix, whose hot channels are
-    known last, so their one block stands where the output would.
+    known last, so their one block stands where the output would.  An expert's tensors are a block inside that of its layer.
     """
     ranges: list[TensorRange] = []
     offset = 0
@@ -75,11 +75,18 @@ def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]
         offset = align(offset, BLOCK_ALIGNMENT)
         for index, (name, dtype, shape) in enumerate(tensors):
             nbytes = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
-            last = index == len(tensors) - 1
+            unit = unit_of(f"{block}.{name}")
+            last = index == len(tensors) - 1 or unit_of(f"{block}.{tensors[index + 1][0]}") != unit
             end = align(offset + nbytes, BLOCK_ALIGNMENT if last else TENSOR_ALIGNMENT)
             ranges.append(TensorRange(f"{block}.{name}" if name else block, dtype, shape, offset, nbytes, end))
             offset = end
     return ranges
+
+
+def unit_of(tensor: str) -> str:
+    """What is read at once with ``tensor``: its block, such as ``layers.3``, or an expert inside, ``layers.3.experts.17``."""
+    parts = tensor.split(".")
+    return parts[0] if parts[0] != "layers" else ".".join(parts[: max(2, len(parts) - 2)])
 
 
 def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, list[TensorSpec]]]:
@@ -127,6 +134,20 @@ def group_blocks(ranges: list[TensorRange]) -> dict[str, BlockRange]:
     for tensor in ranges:
         parts = tensor.name.split(".")
         groups.setdefault(".".join(parts[:2]) if parts[0] == "layers" else parts[0], []).append(tensor)
-    return {
-        name: BlockRange(name, group[0].offset, group[-1].end - group[0].offset, tuple(group)) for name, group in groups.items()
-    }
+    return {name: _block_of(name, group) for name, group in groups.items()}
+
+
+def group_units(block: BlockRange) -> dict[str, BlockRange]:
+    """The units of weights inside the ``block`` of a layer by their names, such as ``layers.3.experts.17``, in file order.
+
+    Each can be read alone, as blocks are.  What every row of the layer needs belongs to none.
+    """
+    groups: dict[str, list[TensorRange]] = {}
+    for tensor in block.tensors:
+        if (unit := unit_of(tensor.name)) != block.name:
+            groups.setdefault(unit, []).append(tensor)
+    return {name: _block_of(name, group) for name, group in groups.items()}
+
+
+def _block_of(name: str, tensors: list[TensorRange]) -> BlockRange:
+    return BlockRange(name, tensors[0].offset, tensors[-1].end - tensors[0].offset, tuple(tensors))

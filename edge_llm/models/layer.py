@@ -73,6 +73,11 @@ class Decoder:
         return tuple(layer.attention for layer in self.layers)
 
     @property
+    def host_alone(self) -> str:
+        """What of it no card can do, as messages call it; empty: nothing."""
+        return next((one.HOST_ALONE for layer in self.layers for one in layer.operations if one.HOST_ALONE), "")
+
+    @property
     def head_turns(self) -> HeadTurns:
         """Those that all attentions share."""
         return HeadTurns(self.layers[0].attention.turn, self.layers[0].attention.value_turn)

@@ -138,6 +138,11 @@ def _found(options: RuntimeConfig, decoder: Decoder) -> Device:
     one that is missing here.
     """
     assert options.threads is not None
+    if has_card(options.device) and decoder.host_alone:
+        raise DeviceError(
+            f"the device `{shown(options.device)}` cannot do {decoder.host_alone}, which this model has in its layers; "
+            "use --device host"
+        )
     if has_card(options.device) and any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
         raise DeviceError(
             f"the device `{shown(options.device)}` multiplies INT8, and this model is kept in the blocks of a GGUF file; "

@@ -244,6 +244,8 @@ class Operation(Runnable):
     """As a bundle names it."""
     CHOSEN: ClassVar[tuple[str, ...]] = ()
     """The fields that import chooses; a family's description leaves them at their defaults."""
+    HOST_ALONE: ClassVar[str] = ""
+    """What messages call it where no card can do it; empty: cards do it as well."""
     reads: str
 
     # what it reads and writes

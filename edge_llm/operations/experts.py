@@ -39,6 +39,7 @@ class Experts(Operation):
 
     KIND: ClassVar[str] = "experts"
     CHOSEN: ClassVar[tuple[str, ...]] = ("schemes", "turns")
+    HOST_ALONE: ClassVar[str] = "a mixture of experts"
 
     columns: int
     """Channels of what it reads, and of what it writes."""

@@ -92,12 +92,15 @@ class Layer:
         return next(linear for linear in self.linears if linear.name == name)
 
     def writer(self, buffer: str, reader: AnyOperation) -> Operation | None:
-        """The operation whose result ``reader`` finds in ``buffer``; None if the buffer comes from before the layer."""
-        before = self.operations[: self.operations.index(reader)]
+        """The operation whose result ``reader`` finds in ``buffer``; None if the buffer comes from before the layer, or if
+        ``reader`` is a part of an operation."""
+        before = self.operations[: self.operations.index(reader)] if reader in self.operations else ()
         return next((operation for operation in reversed(before) if operation.writes == buffer), None)
 
     def readers(self, written: AnyOperation) -> Iterator[Operation]:
-        """The operations that read what ``written`` writes, up to the next that writes there."""
+        """The operations that read what ``written`` writes, up to the next that writes there; none for a part of an operation."""
+        if written not in self.operations:
+            return
         for operation in self.operations[self.operations.index(written) + 1 :]:
             if written.writes in operation.read_by:
                 yield operation

@@ -61,6 +61,10 @@ def export_onnx(
     at all.  Raises `UsageError` (a folder that is there, a package that is not), `UnsupportedModel` (nothing to export),
     `CorruptBundle` or `StorageError`.
     """
+    if alone := bundle.decoder.host_alone:
+        raise UnsupportedModel(
+            f"`{shown(bundle.folder.name)}` has {alone} in its layers, which no graph of a card does; run it with --device host"
+        )
     onnx_package(error=UsageError)
     folder = folder.absolute()
     if os.path.lexists(folder):
