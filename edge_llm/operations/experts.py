@@ -209,9 +209,9 @@ class Experts(Operation):
     def _apply(self, weights: Sequence[HostWeight], call: HostCall, x: np.ndarray) -> np.ndarray:
         """What the experts make of the rows x: a linear gives a row the same beside any others."""
         arithmetic = replace(SAME_BITS, product=lambda a, b: floats.product(a, b, call.pool))
-        y, how = np.zeros_like(x), {"shadow": call.shadow}
+        y = np.zeros_like(x)
         for expert, rows, shares in self.router.routes(x, call.gains, arithmetic).by_expert():
             gate_up, down = weights[_LINEARS * expert : _LINEARS * (expert + 1)]
-            activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, **how)
-            y[rows] += down.apply(activated, call.pool, **how) * shares
+            activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, shadow=call.shadow)
+            y[rows] += down.apply(activated, call.pool, shadow=call.shadow) * shares
         return y

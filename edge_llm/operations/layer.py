@@ -98,7 +98,9 @@ class Layer:
         return next((operation for operation in reversed(before) if operation.writes == buffer), None)
 
     def readers(self, written: AnyOperation) -> Iterator[Operation]:
-        """The operations that read what ``written`` writes, up to the next that writes there; none for a part of an operation."""
+        """The operations that read what ``written`` writes, up to the next that writes there; of a part
+        of an operation none.
+        """
         if written not in self.operations:
             return
         for operation in self.operations[self.operations.index(written) + 1 :]:
