@@ -204,6 +204,9 @@ def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
         folder = expanded(model)
         if _holds(folder, "config.json"):
             return ModelNotFound(f"`{name}` is not imported yet; run `edge-llm import {name} --name NAME` first", model=name)
+        if (file := gguf_file_in(folder)) is not None:
+            here = shlex.quote(f"{name.rstrip('/')}/{file}")
+            return ModelNotFound(f"no model `{name}`: this folder has GGUF files; name one of them, such as {here}", model=name)
         lacks = "file" if name.lower().endswith(".gguf") else "folder"
         why = "this folder has no manifest.json, as a model has" if _is_folder(folder) else f"there is no such {lacks}"
         return ModelNotFound(f"no model `{name}`: {why}; {_WAYS}", model=name)
@@ -263,6 +266,14 @@ def _holds(folder: Path, name: str) -> bool:
         raise StorageError(f"cannot look into `{folder}`: {error.strerror}; check its permissions") from None
     except OSError:  # a name that no file can have
         return False
+
+
+def gguf_file_in(folder: Path) -> str | None:
+    """The name of the first GGUF file in ``folder``; None where there is none, or nobody may look."""
+    try:
+        return min((path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf"), default=None)
+    except (OSError, ValueError):  # or no folder can be called so
+        return None
 
 
 def _is_folder(folder: Path) -> bool:

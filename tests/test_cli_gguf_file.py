@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from block_files import config, in_types, mixed, write_blocks
-from gguf_files import gguf_bytes, model_pairs, model_tensors, tokenizer_pairs
+from gguf_files import floats, gguf_bytes, model_pairs, model_tensors, tokenizer_pairs
 from model_files import random_tensors
 
 from edge_llm.cli.main import run
@@ -162,6 +163,24 @@ def test_an_older_file_in_its_place_is_another(file, tmp_path, capsys):
     assert len({said for _, said, _ in second} | set(first)) == 2 and names() == ["link", "tiny"]
 
 
+def test_another_file_behind_a_folder_that_leads_elsewhere_is_another(file, tmp_path, capsys):
+    """As behind a mount: no time of the file itself is new."""
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder, made in zip(folders, (mixed, lambda name: "q8_0"), strict=True):
+        folder.mkdir()
+        write_blocks(folder / "m.gguf", made)
+        os.utime(folder / "m.gguf", (10**9, 10**9))
+    through = tmp_path / "through"
+    time.sleep(0.02)  # a file's time is exact to some milliseconds
+    found = []
+    for folder in folders:
+        through.unlink(missing_ok=True)
+        through.symlink_to(folder)
+        found += [answer(capsys, through / "m.gguf", *ASK) for _ in range(2)]
+    assert ["blocks" in told for _, _, told in found] == [True, False, True, False] and names() == ["m"]
+    assert found[0][1] == found[1][1] != found[2][1] == found[3][1]
+
+
 def test_a_file_whose_time_alone_is_new_is_read_once_and_stays_as_it_was_imported(file, capsys):
     """Whoever gave it another name or other weights keeps them."""
     import_model(file, "mine", weights=LayerBits("w4"))
@@ -297,7 +316,27 @@ def test_what_cannot_be_taken_is_one_line(file, tmp_path, capsys):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(file.read_bytes()[:-100])
     assert refused(damaged)[0] == 1
-    floats = write_blocks(tmp_path / "floats.gguf", lambda name: "", config())
-    code, told = refused(floats, "--no-store")
+    assert "--device host" in refused(file, "--device", "emulated:310p")[1]
+    whole = write_blocks(tmp_path / "floats.gguf", lambda name: "", config())
+    code, told = refused(whole, "--no-store")
     assert code == 2 and "--no-store is for a GGUF file in blocks" in told
     assert names() == []
+
+
+@pytest.mark.parametrize(("kind", "way_out"), [("mmproj", "import the one that it belongs to"), ("adapter", "--lora")])
+def test_a_file_of_floats_that_is_no_model_is_not_offered(kind, way_out, tmp_path, capsys):
+    part = tmp_path / "part.gguf"
+    part.write_bytes(gguf_bytes({"general.architecture": "llama", "general.type": kind}, [floats("v", np.zeros((2, 32)))]))
+    code, _, told = answer(capsys, part, "--yes", *ASK)
+    assert code == 1 and way_out in told and told.count("\n") == 1
+
+
+def test_a_folder_of_files_is_told_to_name_one(tmp_path, capsys):
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    first = min([write_blocks(folder / name, mixed) for name in ("m-q8_0.gguf", "m-q4_0.gguf")])
+    code, _, told = answer(capsys, folder, *ASK)
+    assert code == 1 and f"such as '{first}'" in told and told.count("\n") == 1
+    for _ in range(2):  # files of Hugging Face beside them change nothing
+        assert run(["import", str(folder)]) == 1 and f"such as `{first}`" in capsys.readouterr().err
+        (folder / "config.json").write_text("{}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from edge_llm.cli.terminal import has_person, note, progress_as
-from edge_llm.config import BLOCKS
+from edge_llm.config import BLOCKS, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.blocks import keeps_blocks
 from edge_llm.convert.importer import import_model
@@ -24,15 +24,16 @@ from edge_llm.convert.pace import slowness
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, Unavailable, UsageError
 from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import read_manifest
+from edge_llm.formats.bundle_writer import renew_source
 from edge_llm.formats.gguf import first_part, is_gguf, missing_part, parts_of
-from edge_llm.formats.manifest import MANIFEST
 from edge_llm.opening.made_from import imported_from, is_made_from
+from edge_llm.opening.resolve import refuse_blocks
 from edge_llm.paths import BUILTIN_MODEL_NAME, MAX_NAME, bundle_path, expanded, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.resources import give_memory_back
 from edge_llm.sources.hub_gguf import float_bytes
 from edge_llm.sources.hubs import look
-from edge_llm.sources.hugging_face import digest_files
+from edge_llm.sources.hugging_face import digest_files, stamps_of
 from edge_llm.sources.known import names_like, refuse_family
 from edge_llm.sources.names import default_name
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
@@ -51,15 +52,16 @@ def find(model: str, missing: EdgeLLMError, *, or_file: bool = False) -> str:
         return name
     if place.folder is not None:
         if or_file and keeps_blocks(place.folder):
-            return bring(model, missing, yes=False)
+            return bring(model, missing, RuntimeConfig(), yes=False)
         raise missing
     raise ModelNotFound(f"`{shown(model)}` is not here; `edge-llm import {shlex.quote(model)}` brings it", model=model)
 
 
-def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -> str:
+def bring(model: str, missing: EdgeLLMError, runtime: RuntimeConfig, *, yes: bool, store: bool = True) -> str:
     """The name here of what ``model`` names, brought here if need be; ``missing`` says that nothing here is called so.
 
     A GGUF file in blocks that stay as they are is taken without a question; where it is not to be in ``store``, it is a path.
+    One that the device of ``runtime`` cannot multiply is refused.
     """
     place = _place(model, missing)
     if (found := _name_here(model, place) or _unchanged(place)) is not None:
@@ -68,6 +70,8 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool, store: bool = True) -
     older = None if place.folder is None else next((name for name in names if _is_from_older(place, name)), None)
     renews = older is not None
     file = place.folder if place.folder is not None and keeps_blocks(place.folder) else None
+    if file is not None:
+        refuse_blocks(runtime)
     if not store:
         return _lay_out(model, file, names[0])
     if file is not None:
@@ -124,16 +128,16 @@ def _unchanged(place: Place) -> str | None:
     if place.folder is None or not is_gguf(place.folder):
         return None
     older = dict.fromkeys([*_names(place), *imported_from(place, may_be_older=True)])
-    manifests = {name: bundle_path(name) / MANIFEST for name in older if _is_from_older(place, name)}
-    if not manifests or not all(map(is_there, parts_of(place.folder))):
+    bundles = {name: bundle_path(name) for name in older if _is_from_older(place, name)}
+    if not bundles or not all(map(is_there, parts_of(place.folder))):
         return None
-    now = time.time_ns()
+    stamps = stamps_of(parts_of(place.folder))  # first: what changes meanwhile has others
     with progress_as("auto", Journey(None, slowness=slowness)) as draw:
         digest = digest_files(parts_of(place.folder), lambda _, done, total: draw("read", done, total))
-    for name, manifest in manifests.items():
-        if read_manifest(manifest.parent)["source"].get("digest") == digest:
-            with contextlib.suppress(OSError):  # where nothing can be written it is read again the next time
-                os.utime(manifest, ns=(now, now))
+    for name, bundle in bundles.items():
+        if read_manifest(bundle)["source"].get("digest") == digest:
+            with contextlib.suppress(OSError, EdgeLLMError):  # where nothing can be written it is read again the next time
+                renew_source(bundle, digest, {"stamps": stamps})
             return name
     return None
 

@@ -73,7 +73,7 @@ def chat_command(
     sampling = {name: value for name, value in options.items() if value is not None and value != ()}
     GenerationParams(**sampling)  # refuses early what makes no sense
     if url is None:
-        model = model_here(model, yes=yes, store=not no_store)
+        model = model_here(model, runtime, yes=yes, store=not no_store)
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling, server="" if url is None else _server_of(url))
         chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]

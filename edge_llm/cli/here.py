@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from edge_llm.config import RuntimeConfig
 from edge_llm.errors import ModelNotFound, UsageError
 from edge_llm.paths import find_bundle
 
@@ -30,11 +31,12 @@ def known_here(model: str | None, *, or_file: bool = False) -> str | None:
     return model
 
 
-def model_here(model: str | None, *, yes: bool, store: bool = True) -> str | None:
+def model_here(model: str | None, runtime: RuntimeConfig, *, yes: bool, store: bool = True) -> str | None:
     """``model`` as `find_bundle` takes it.  One that is not here is offered, and brought here by who says yes, or by ``yes``.
 
     It may be a hub id, the address of a page of the hub, a folder or a file in it, or a short name of the shipped table.
-    A GGUF file in blocks is taken without a question; where it is not to be in ``store``, into memory until this process ends.
+    A GGUF file in blocks is taken without a question, unless ``runtime`` names a card; where it is not to be in ``store``, into
+    memory until this process ends.
     Raises `ModelNotFound` and `UsageError` where nothing can be brought or nobody can be asked, and what an import raises.
     """
     try:
@@ -43,5 +45,5 @@ def model_here(model: str | None, *, yes: bool, store: bool = True) -> str | Non
         from edge_llm.cli import bring  # the importer, which a model that is here does without
 
         assert model is not None
-        return bring.bring(model, missing, yes=yes, store=store)
+        return bring.bring(model, missing, runtime, yes=yes, store=store)
     return model

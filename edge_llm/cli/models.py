@@ -111,6 +111,7 @@ def show_command(ctx: click.Context, models: tuple[str, ...], as_json: bool, sen
 def _say_facts(facts: dict[str, Any]) -> None:
     width = max(len(key) for key in facts)
     facts["source"].pop("lora_places", None)  # as `lora` says
+    facts["source"].pop("stamps", None)
     if not facts["layers"]:
         del facts["layers"]
     del facts["shadow" if facts["turns"] else "turns"]  # behind turns no channel is hot, and their table has what overflows

@@ -85,7 +85,7 @@ def run_command(
     text = _whole_prompt(model, words, raw)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
-    model = model_here(model, yes=yes, store=not no_store)
+    model = model_here(model, runtime, yes=yes, store=not no_store)
     drawn = is_drawn() and grammar is None and not (raw or plain or as_json)
     if drawn:
         threading.Thread(target=import_module, args=[_WRITER], daemon=True).start()  # takes as long as a small model

@@ -93,7 +93,7 @@ def serve_command(
         names, pool, load = _every_model(opener, runtime, aliases, keep_alive, models_memory, journal)
     else:
         _say_it_stays(keep_alive, models_memory)
-        model = model_here(model, yes=yes, store=not no_store)
+        model = model_here(model, runtime, yes=yes, store=not no_store)
         names, pool, load = _one_model(partial(opener, runtime), model, aliases, strict_models, journal)
     listener = listen(chosen)
     place = listener.getsockname()

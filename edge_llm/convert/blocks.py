@@ -42,6 +42,7 @@ from edge_llm.schemes import float16, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_shape
 from edge_llm.schemes.joint import joint_name, schemes_in, sources_may_differ
 from edge_llm.sources.base import BlockSource
+from edge_llm.sources.gguf_config import config_of
 
 RUN_BYTES = 8 << 20
 """About as many bytes of panels are made at once."""
@@ -219,14 +220,13 @@ class KeptBlocks:
 def keeps_blocks(file: Path) -> bool:
     """Whether ``file`` is a GGUF file with matrices that stay as they are, and an embedding that can be beside them.
 
-    Raises `InvalidModel` for a damaged one.
+    Raises `InvalidModel` for a damaged one, `UnsupportedModel` for one that does not run or is no model.
     """
     if not is_gguf(file):
         return False
     with open_gguf(file) as model:
-        hidden = model.pairs.get(f"{model.text('general.architecture', '')}.embedding_length")
-        may_be = type(hidden) is not int or hidden % GROUP == 0
-        return may_be and any(info.kind.name.lower() in KINDS for info in model.tensors)
+        is_whole = config_of(model)["hidden_size"] % GROUP == 0
+        return is_whole and any(info.kind.name.lower() in KINDS for info in model.tensors)
 
 
 def _table_of(decoder: Decoder) -> Linear:

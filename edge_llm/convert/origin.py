@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_llm.sources.base import PackedSource, Source
+from edge_llm.sources.base import BlockSource, PackedSource, Source
 from edge_llm.sources.lora_places import made_with
 
 
@@ -20,5 +20,6 @@ def made_from(source: Source, made_by: Mapping[str, str], keep_float: bool) -> d
         **made_by,
         "float": "source" if keep_float else source.place,
         **({"from": source.quantization} if isinstance(source, PackedSource) else {}),
+        **({"stamps": source.stamps} if isinstance(source, BlockSource) and not keep_float else {}),
         **made_with(source, travels=keep_float),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from edge_llm.config import DEFAULT_SCHEME, ModelConfig
+from edge_llm.files import write_whole
+from edge_llm.formats.bundle import read_manifest
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.description import encode_description, model_record
 from edge_llm.formats.layout import (
@@ -177,6 +180,22 @@ class BundleWriter:
             wrong = next((w.name for w, t in zip(wanted, written, strict=False) if w != t), "the end")
             raise ValueError(f"tensors were not added in the model's order and shapes; first difference: {wrong}")
         return self._tensors
+
+
+def renew_source(folder: Path, digest: str, changes: Mapping[str, str]) -> None:
+    """Have the manifest of the bundle at ``folder`` say ``changes`` of its source, if that still has ``digest``.
+
+    Raises `OSError`, and what `read_manifest` raises.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        here = Path(f"/proc/self/fd/{held}")  # this bundle, and none that takes its place meanwhile
+        fields = read_manifest(here)
+        if fields["source"].get("digest") == digest:
+            del fields["checksum"]
+            write_whole(here / MANIFEST, encode_manifest(fields | {"source": fields["source"] | changes}))
+    finally:
+        os.close(held)
 
 
 def holds(folder: Path, tensors: Sequence[TensorRange]) -> bool:

@@ -18,6 +18,7 @@ from edge_llm.formats.limits import MAX_WEIGHT
 from edge_llm.formats.safetensors import SafetensorsFile, TensorInfo, open_safetensors
 from edge_llm.models import text_settings
 from edge_llm.models.text_part import text_name, tied_as
+from edge_llm.paths import gguf_file_in
 from edge_llm.strict_json import read_object
 
 MAX_INDEX_BYTES = 16 << 20
@@ -124,7 +125,9 @@ def open_model_folder(folder: Path, weights: str = MODEL) -> SourceFolder:
     if not _exists(folder / "config.json"):
         if _exists(folder / _ADAPTER):
             raise _is_adapter(folder)
-        raise ModelNotFound(f"no config.json in `{shown(folder)}`; give a Hugging Face folder with config.json and safetensors")
+        raise _has_gguf(folder) or ModelNotFound(
+            f"no config.json in `{shown(folder)}`; give a Hugging Face folder with config.json and safetensors"
+        )
     config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
     single, index = f"{weights}.safetensors", f"{weights}.safetensors.index.json"
     if _exists(folder / single):
@@ -225,7 +228,14 @@ def _no_weights(folder: Path) -> Exception:
             "save the model as safetensors"
         )
     either = f"{MODEL}.safetensors or {MODEL}.safetensors.index.json"
-    return ModelNotFound(f"no {either} in `{shown(folder)}`; download the weights too")
+    return _has_gguf(folder) or ModelNotFound(f"no {either} in `{shown(folder)}`; download the weights too")
+
+
+def _has_gguf(folder: Path) -> ModelNotFound | None:
+    file = gguf_file_in(folder)
+    if file is None:
+        return None
+    return ModelNotFound(f"`{shown(folder)}` has GGUF files; name one of them, such as `{shown(folder / file)}`")
 
 
 def _exists(path: Path) -> bool:

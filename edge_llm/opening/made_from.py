@@ -11,6 +11,7 @@ from edge_llm.formats.bundle import read_manifest
 from edge_llm.formats.gguf import is_gguf, parts_of
 from edge_llm.formats.manifest import MANIFEST
 from edge_llm.paths import model_folders
+from edge_llm.sources.hugging_face import stamps_of
 from edge_llm.sources.place import Place
 
 
@@ -25,7 +26,8 @@ def is_made_from(place: Place, bundle: Path, *, may_be_older: bool = False) -> b
     may_be_older: files there may be newer than it, or gone.
     """
     try:
-        return _is_from(place, read_manifest(bundle)["source"]) and (may_be_older or not _is_renewed(place, bundle))
+        source = read_manifest(bundle)["source"]
+        return _is_from(place, source) and (may_be_older or not _is_renewed(place, bundle, source))
     except (EdgeLLMError, OSError):
         return False
 
@@ -50,16 +52,18 @@ def repository_of(source: Mapping[str, Any]) -> tuple[str, str]:
     return cached.removeprefix("models--").replace("--", "/"), parts[-1] if parts else ""
 
 
-def _is_renewed(place: Place, bundle: Path) -> bool:
-    """Whether a file of the model at ``place`` is younger than the ``bundle`` that was made of it.
+def _is_renewed(place: Place, bundle: Path, source: Mapping[str, Any]) -> bool:
+    """Whether a file of the model at ``place`` is younger than the ``bundle`` that was made of it, as ``source`` says.
 
-    A GGUF file is also as young as its place: an older one may have been moved or linked there.
+    A GGUF file is also as young as its place: an older one may have been moved or linked there.  Where a folder above leads
+    elsewhere by now, or another disk is mounted there, it has not the size and the time that it had.
     """
     if place.folder is None:
         return False
     made = (bundle / MANIFEST).stat().st_mtime_ns
     if is_gguf(place.folder):
-        return any(_placed(path) > made for path in parts_of(place.folder))
+        parts = parts_of(place.folder)
+        return source.get("stamps", stamps_of(parts)) != stamps_of(parts) or any(_placed(path) > made for path in parts)
     files = [path for path in place.folder.glob("*") if path.suffix in (".json", ".safetensors")]
     return any(path.stat().st_mtime_ns > made for path in files)
 

@@ -143,14 +143,20 @@ def _found(options: RuntimeConfig, decoder: Decoder) -> Device:
             f"the device `{shown(options.device)}` cannot do {decoder.host_alone}, which this model has in its layers; "
             "use --device host"
         )
-    if has_card(options.device) and any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
+    if any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
+        refuse_blocks(options)
+    card_memory = None if options.card_memory is None else parse_memory(options.card_memory, None, "card_memory")
+    wanted = DeviceOptions(options.threads, options.shadow, options.placement, options.keys, card_memory, decoder)
+    return open_device(options.device, wanted)
+
+
+def refuse_blocks(options: RuntimeConfig) -> None:
+    """Raise `DeviceError` where ``options`` name a card for a model that is kept in the blocks of a GGUF file."""
+    if has_card(options.device) and not options.float_path:
         raise DeviceError(
             f"the device `{shown(options.device)}` multiplies INT8, and this model is kept in the blocks of a GGUF file; "
             "import the file with --weights int8 for it, or use --device host"
         )
-    card_memory = None if options.card_memory is None else parse_memory(options.card_memory, None, "card_memory")
-    wanted = DeviceOptions(options.threads, options.shadow, options.placement, options.keys, card_memory, decoder)
-    return open_device(options.device, wanted)
 
 
 def _tokens_within(most: int, decoder: Decoder, device: Device) -> int:

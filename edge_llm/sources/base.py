@@ -162,3 +162,8 @@ class BlockSource(PackedSource, Source, Protocol):
     def raw_rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """The bytes of the rows ``numbers`` (int64 [M], not empty) of a matrix in its type: uint8 [M, bytes of a row]."""
         ...
+
+    @property
+    def stamps(self) -> str:
+        """What its files were when they were opened, as `stamps_of` says it."""
+        ...

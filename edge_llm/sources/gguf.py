@@ -24,7 +24,7 @@ from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.gguf_config import config_of
 from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.gguf_tokenizer import adds_bos, token_texts, tokenizer_json
-from edge_llm.sources.hugging_face import digest_files, stamp
+from edge_llm.sources.hugging_face import digest_files, stamp, stamps_of
 from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
@@ -69,6 +69,7 @@ class GgufSource:
             self._model.check_types()
             self._tensors = GgufTensors(self._model, describe(self.config))
             self._stamps = [stamp(one) for one in self._model.files]
+            self.stamps = stamps_of(self._model.files)
         except BaseException:
             self._model.close()
             raise

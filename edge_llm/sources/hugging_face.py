@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from codecs import BOM_UTF8
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,11 @@ def stamp(path: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def stamps_of(files: Sequence[Path]) -> str:
+    """The sizes and times of ``files``, which tell other contents under the same names; inodes change with what is mounted."""
+    return ", ".join(f"{size} bytes of {time}" for _, size, time in map(stamp, files))
 
 
 def digest_files(files: list[Path], progress: StageProgress = ignore) -> str:
