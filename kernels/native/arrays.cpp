@@ -1,5 +1,7 @@
 #include "arrays.h"
 
+#include <nanobind/stl/string.h>
+
 namespace edge::detail {
 namespace {
 
@@ -16,7 +18,7 @@ std::string shape_text(const int64_t* shape, int dimensions) {
 
 std::string describe(nb::handle value) {
   PyObject* object = value.ptr();
-  if (!PyArray_Check(object)) return Py_TYPE(object)->tp_name;
+  if (!PyArray_Check(object)) return nb::cast<std::string>(value.type().attr("__name__"));
   auto* array = reinterpret_cast<PyArrayObject*>(object);
   int64_t shape[NPY_MAXDIMS];
   for (int d = 0; d < PyArray_NDIM(array); ++d) shape[d] = PyArray_DIM(array, d);
