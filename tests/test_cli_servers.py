@@ -78,6 +78,42 @@ def test_a_server_is_listed_and_stopped_by_name_port_and_process(call):
     assert list(servers_folder().iterdir()) == []
 
 
+def test_models_of_a_server_of_many_are_listed_and_unloaded_by_name(call, tmp_path):
+    """Where it asks for a key, too: this user's commands have one of their own."""
+    imported("mine", "other")
+    (tmp_path / "keys").write_text("secret")
+    (tmp_path / "keys").chmod(0o600)
+    with served("--api-key-file", str(tmp_path / "keys"), "--kv-memory", "8MiB", model=None) as (process, url):
+        port = url.rpartition(":")[2]
+        assert json.loads(call("ps", "--json")[1])[0]["models"] == []
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        for name in ("mine", "other"):
+            asked = httpx.post(
+                f"{url}/v1/completions", headers={"Authorization": "Bearer secret"}, timeout=60,
+                json={"model": name, "prompt": "Hello", "max_tokens": 2, "keep_alive": -1 if name == "mine" else "1h"},
+            )  # fmt: skip
+            assert asked.status_code == 200
+        (row,) = json.loads(call("ps", "--json")[1])
+        assert [(one["name"], one["state"], one["until"] is None) for one in row["models"]] == [
+            ("mine", "loaded", True), ("other", "loaded", False),
+        ]  # fmt: skip
+        assert all(one["memory_bytes"] > 8 << 20 for one in row["models"])
+        lines = [line.split() for line in call("ps")[1].splitlines()]
+        assert lines[1][:5] == ["(every", "model)", str(process.pid), url, "ready"]
+        assert [(line[0], line[1], line[3], line[4]) for line in lines[2:]] == [
+            ("mine", "loaded", "MiB", "stays"), ("other", "loaded", "MiB", "until"),
+        ]  # fmt: skip
+        code, _, err = call("stop", "builtin")
+        assert (code, err.endswith(f"`(every model)` at port {port}, and the loaded models `mine`, `other`\n")) == (1, True)
+        assert call("stop", "mine", "--now")[0] == 2
+        assert call("stop", "mine") == (0, "", f"unloaded `mine` of `(every model)` at {url} (process {process.pid})\n")
+        assert json.loads(call("stop", "other", "--json")[1]) == [
+            {"model": "other", "pid": process.pid, "url": url, "unloaded": True}
+        ]
+        assert json.loads(call("ps", "--json")[1])[0]["models"] == []
+        assert (call("stop", port)[0], process.wait(60)) == (0, 0)
+
+
 def test_stop_lets_answers_end_unless_it_is_to_be_now(call):
     with served("--drain", "30", "--quiet") as (process, url), ThreadPoolExecutor(1) as other:
         asking = other.submit(httpx.post, f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 900}, timeout=60)
@@ -138,6 +174,7 @@ WRITTEN = {
     "began": NUMBERS,
     "since": NUMBERS,
     "drain_seconds": NUMBERS,
+    "key": st.sampled_from(["", "a-b_", "a\r\nX: y", "\ud800", "x" * 999, 7, None]),
 }
 GOOD = {"names": ["x"], "host": "127.0.0.1", "port": 1, "pid": 2**31 - 1, "began": 1, "since": 5.0, "drain_seconds": 1.0}
 

@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from scripted_engine import scripted
-from serving import client_of
+from serving import client_of, serving
 from test_server_run import served
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.service import BatchingService
-from edge_llm.errors import CorruptBundle, ModelNotFound, UsageError
+from edge_llm.errors import CorruptBundle, EdgeLLMError, ModelNotFound, UsageError
 from edge_llm.opening.ledger import Ledger, MemoryNeeds
 from edge_llm.paths import builtin_bundle, bundle_path
+from edge_llm.providers.base import Wanted
+from edge_llm.providers.remote import RemoteCatalogue
 from edge_llm.server import limits
 from edge_llm.server.keep_alive import keep_alive_seconds
 from edge_llm.server.on_demand import OnDemandPool
@@ -216,6 +218,63 @@ def test_a_late_stream_tells_its_error_in_the_stream(shelf, monkeypatch):
         assert lines[1:] == ["data: [DONE]"]
 
 
+def test_a_stream_that_began_before_its_model_was_there_names_it(shelf, monkeypatch):
+    """HTTP | models | `x-edge-llm-model` is in the answer of a stream that began while its model was loaded, too."""
+    monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.02)
+    gate = shelf.gates["a"] = threading.Event()
+    with client_of(pool_of(shelf)) as client:
+        with client.stream("POST", "/v1/chat/completions", json=ASK | {"model": "a", "stream": True}) as reply:
+            assert reply.headers["x-edge-llm-model"] == "a"
+            gate.set()
+            assert "I am" in reply.read().decode()
+        assert "x-edge-llm-model" not in client.post("/v1/chat/completions", json=ASK | {"model": "broken"}).headers
+
+
+def test_slots_and_metrics_of_several_models(shelf):
+    """HTTP | models | `/slots` has those of all loaded models, `/metrics` a label `model`; neither loads one."""
+    pool = pool_of(shelf, room=3)
+    pool.tags = ("small",)
+    with client_of(pool) as client:
+        assert client.get("/slots").json() == client.get("/slots?model=a").json() == []
+        assert "llamacpp" not in client.get("/metrics").text
+        for name in "ab":
+            said(client, name)
+        slots = client.get("/slots").json()
+        assert [slot["id"] for slot in slots] == [*range(len(slots))]
+        assert [slot["model"] for slot in slots] == ["a"] * (len(slots) // 2) + ["b"] * (len(slots) // 2)
+        assert {slot["model"] for slot in client.get("/slots?model=b").json()} == {"b"}
+        assert client.get("/slots?model=nobody").status_code == 404
+        assert client.get("/slots?model=c").json() == []
+        lines = client.get("/metrics").text.splitlines()
+        for name in ("llamacpp:tokens_predicted_total", "edge_llm_tokens_predicted_total", "edge_llm_requests_processing"):
+            assert sum(line.startswith(f"# TYPE {name} ") for line in lines) == 1
+            assert {f'{name}{{model="{one}"}}' for one in "ab"} <= {line.split()[0] for line in lines}
+        assert {tuple(one["tags"]) for one in client.get("/models").json()["data"]} == {("small",)}
+        assert shelf.loads == ["a", "b"]
+
+
+def test_a_chat_with_a_server_opens_a_model_there(shelf):
+    """Its rows say what is loaded; a model that is not is loaded when it is chosen, and told from one that never fits."""
+    gate = shelf.gates["b"] = threading.Event()
+    seen = []
+
+    def progress(*step):
+        seen.append(step)
+        gate.set()
+
+    with serving(pool_of(shelf)) as url:
+        catalogue = RemoteCatalogue(url)
+        assert {row.is_unloaded for row in catalogue.rows()} == {True}
+        opened = catalogue.open(Wanted("b"), progress)
+        assert (opened.facts.name, opened.facts.context, shelf.loads) == ("b", 1024, ["b"])
+        assert seen and {step[0] for step in seen} == {"the server loads it"}
+        assert catalogue.open(Wanted(None), progress).facts.name == "b"
+        for name, kind, words in (("large", UsageError, "takes"), ("broken", EdgeLLMError, "this bundle is broken")):
+            with pytest.raises(kind, match=words):
+                catalogue.open(Wanted(name), progress)
+        assert shelf.loads == ["b", "broken"]
+
+
 def test_a_client_that_leaves_while_loading_costs_nobody_anything(shelf):
     """HTTP | models | A client that leaves while its model waits for memory asks for nothing any more: no model goes for it."""
     gate = shelf.gates["b"] = threading.Event()
@@ -272,8 +331,9 @@ def test_imported_models_are_a_shelf():
 def test_serve_without_a_model_serves_all_of_them():
     bundle_path("mine").parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(builtin_bundle(), bundle_path("mine"))
-    longest = ("--ctx", "100000")  # each has its own context then
-    with served("--kv-memory", "8MiB", *longest, model=None) as (_, url), httpx.Client(base_url=url, timeout=60) as client:
+    options = ["--kv-memory", "8MiB", "--ctx", "100000"]  # each has its own context then
+    options += ["--verbose", "--tag", "small", "--seed", "1", "--temperature", "0", "--chat-template", "chatml"]
+    with served(*options, model=None) as (_, url), httpx.Client(base_url=url, timeout=60) as client:
         assert states(client) == {"mine": "unloaded", "builtin": "unloaded"}
         body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
         texts = [client.post("/v1/completions", json=body | {"model": name}).json() for name in ("mine", "builtin")]
@@ -281,6 +341,11 @@ def test_serve_without_a_model_serves_all_of_them():
         assert states(client) == {"mine": "loaded", "builtin": "loaded"}
         metrics = client.get("/metrics").text
         assert 'edge_llm_requests_total{model="mine",outcome="completed"} 1' in metrics
-        assert client.get("/props?model=mine").json()["model"] == "mine"
+        props = client.get("/props?model=mine").json()
+        assert (props["model"], props["default_generation_settings"]["params"]["temperature"]) == ("mine", 0)
+        assert "<|im_start|>" in props["chat_template"]
+        shown = client.post("/v1/chat/completions", json=ASK | {"model": "mine", "max_tokens": 1}).json()["__verbose"]
+        assert "<|im_start|>user\n" in shown["prompt"]
+        assert [one["tags"] for one in client.get("/models").json()["data"]] == [["small"]] * 2
         assert client.post("/v1/models/unload", json={"model": "mine"}).json() == {"success": True}
         assert states(client) == {"mine": "unloaded", "builtin": "loaded"}

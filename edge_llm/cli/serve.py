@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,7 +87,9 @@ def serve_command(
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
     answering = Answering.of(options)
-    chosen = ServeOptions(keys=api_keys(options), drain_seconds=drain, **options)
+    keys = api_keys(options)
+    own = secrets.token_urlsafe(24) if keys else ""  # for `ps` and `stop` of this user, who can read it
+    chosen = ServeOptions(keys=(*keys, own) if keys else (), drain_seconds=drain, **options)
     opener = partial(_opened, answering, queue, batch_window / 1e3)
     journal = Journal(note if not quiet else None)
     if model is None:
@@ -97,7 +100,7 @@ def serve_command(
         names, pool, load = _one_model(partial(opener, runtime), model, aliases, strict_models, journal)
     listener = listen(chosen)
     place = listener.getsockname()
-    with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain), contextlib.closing(journal):
+    with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain, own), contextlib.closing(journal):
 
         def begin() -> None:
             signals.command_has_them()

@@ -74,8 +74,7 @@ class Answering:
 
     def show(self, pool: ModelPool) -> ModelPool:
         """``pool``, which says so."""
-        pool.without = self.without
-        for model in pool.models():
-            if model.host is not None:
-                model.host.tags, model.host.verbose = self.tags, self.verbose
+        pool.without, pool.tags, pool.verbose = self.without, self.tags, self.verbose
+        if pool.one is not None:
+            pool.one.verbose = self.verbose
         return pool

@@ -177,6 +177,11 @@ class ModelRow:
     """How people's answers are sampled where nobody says, as far as its server does not do so anyway: `GenerationParams`."""
     is_loading: bool = False
     """Its server loads it now: it cannot answer, and what is known of it comes later."""
+    done: int = 0
+    """How much of ``total`` is loaded then."""
+    total: int = 0
+    is_unloaded: bool = False
+    """Its server loads it when it is asked to."""
 
 
 class Fetch(Protocol):

@@ -124,8 +124,16 @@ def model_rows(reply: dict[str, Any]) -> Iterator[ModelRow]:
             meta = _object(entry.get("meta"))
             contexts = (_count(source.get(key)) for source in (entry, meta) for key in _CONTEXT)
             context = next((found for found in contexts if found), None)
-            loading = _object(entry.get("status")).get("value") == "loading"
-            yield ModelRow(name, _count(meta.get("size")), context=context, sampling=_sampling(entry), is_loading=loading)
+            yield ModelRow(name, _count(meta.get("size")), context=context, sampling=_sampling(entry), **_state(entry))
+
+
+def _state(entry: dict[str, Any]) -> dict[str, Any]:
+    """Whether a model is loaded, as servers of many models say: ours and llama.cpp's."""
+    status = _object(entry.get("status"))
+    progress = _object(status.get("progress"))
+    done, total = (_count(progress.get(key)) or 0 for key in ("done", "total"))
+    value = status.get("value")
+    return {"is_loading": value == "loading", "is_unloaded": value == "unloaded", "done": done, "total": total}
 
 
 def _sampling(entry: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -76,21 +78,54 @@ class RemoteCatalogue:
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
         row, end = self._row_of(wanted.model), time.monotonic() + LOAD_SECONDS
-        while row.is_loading and time.monotonic() < end:
-            progress("the server loads it", 0, 0)
-            time.sleep(LOOK_SECONDS)
+        asking = self._begin_load(row.name) if row.is_unloaded else None
+        while time.monotonic() < end and (row.is_loading or (asking is not None and not asking.done())):
+            progress("the server loads it", row.done, row.total)
+            wait([asking or Future()], LOOK_SECONDS)
+            row = self._row_of(row.name)
+        if asking is not None and asking.done():
+            asking.result()
             row = self._row_of(row.name)
         return RemoteProvider(self._endpoint, row)
 
     def _row_of(self, model: str | None) -> ModelRow:
-        """The row of ``model``; None is the first one."""
+        """The row of ``model``; None is the first one that is loaded, else the first."""
         rows = self.rows()
-        row = next((row for row in rows if model in (None, row.name)), None)
+        found = (row for row in rows if model in (None, row.name))
+        row = min(found, key=lambda row: row.is_unloaded, default=None)
         if row is None:
             names = ", ".join(f"`{shown(row.name, 60)}`" for row in rows[:5]) or "no model"
             asked = "has no model" if model is None else f"has no model `{shown(model, 60)}`"
             raise ModelNotFound(f"the server at {self._endpoint.base} {asked}; it has {names}")
         return row
+
+    def _begin_load(self, model: str) -> Future[None]:
+        """Ask the server to load ``model``, which may take as long as it likes, on a thread that nobody waits for."""
+        asking: Future[None] = Future()
+
+        def ask() -> None:
+            try:
+                self._load(model)
+                asking.set_result(None)
+            except Exception as error:
+                asking.set_exception(error)
+
+        threading.Thread(target=ask, name="remote-load", daemon=True).start()
+        return asking
+
+    def _load(self, model: str) -> None:
+        """Returns when the server has loaded ``model``, or loads it behind; of one that cannot be asked the first request does.
+
+        Raises why the server does not.
+        """
+        import httpx
+
+        address = f"{self._endpoint.base.removesuffix('/v1')}/models/load"
+        with _readable_failures(self._endpoint), httpx.Client(**_client_options(self._endpoint, LOAD_SECONDS)) as client:
+            with client.stream("POST", address, json={"model": model}) as response:
+                body = _bounded(response.iter_raw())
+            if response.status_code not in (200, 404, 405, 501):
+                raise self._endpoint.refusal(response, body)
 
     def fetch(self, source: str) -> Fetch:
         raise UsageError("this chat is with a server, which has its own models; `edge-llm chat` alone downloads others")

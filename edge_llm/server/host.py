@@ -22,8 +22,6 @@ class ModelHost:
         self.names = tuple(names)
         self.verbose = False
         """Whether each chat completion shows the prompt that the model read."""
-        self.tags: tuple[str, ...] = ()
-        """Words about the model, for clients that list it."""
         self.metrics = metrics or Metrics()
         self.progress: tuple[str, int, int] = ("start", 0, 0)
         """(stage, done, total) of loading."""

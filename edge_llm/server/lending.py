@@ -18,8 +18,8 @@ from edge_llm.server.stream import until_disconnect
 
 MODEL_HEADER = "x-edge-llm-model"
 """The answer's header with the own name of the model that answered."""
-_LEASES = "edge_llm.leases"
-"""Where a request's scope has its leases."""
+_LENT = "edge_llm.lent"
+"""Where a request's scope has what is lent to it."""
 Result = TypeVar("Result")
 
 
@@ -37,6 +37,35 @@ class Naming(Protocol):
 
 
 Named = TypeVar("Named", bound=Naming)
+
+
+class _Lent:
+    """What is lent to one request."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        """The own name of the model that was asked for last, lent or on its way."""
+        self._leases: list[Lease] = []
+        self._ended = False
+
+    @classmethod
+    def to(cls, scope: Scope) -> _Lent:
+        """What is lent to the request of ``scope``."""
+        lent: _Lent = scope.setdefault(_LENT, cls())
+        return lent
+
+    def keep(self, lease: Lease) -> None:
+        """Keep ``lease`` until the request ends; of one that has ended it goes back at once."""
+        self.name = lease.host.names[0]
+        self._leases.append(lease)
+        if self._ended:
+            self.end()
+
+    def end(self) -> None:
+        """The request uses no model any more."""
+        self._ended = True
+        while self._leases:
+            self._leases.pop().release()
 
 
 def pool_of(request: Request) -> ModelPool:
@@ -67,12 +96,19 @@ async def read_body(request: Request, parse: Callable[[bytes, int | None], Resul
 async def lend(request: Request, name: str | None, keep_alive: KeepAlive = None) -> ModelHost:
     """The model that answers requests for ``name``, loaded, until ``request`` ends.  Raises what `ModelPool.acquire` raises."""
 
+    lent, pool = _Lent.to(request.scope), pool_of(request)
+    lent.name = pool.find(name)
+
     async def take() -> ModelHost:
-        lease = await pool_of(request).acquire(name, keep_alive)
-        request.scope.setdefault(_LEASES, []).append(lease)
+        try:
+            lease = await pool.acquire(name, keep_alive)
+        except BaseException:
+            lent.name = None
+            raise
+        lent.keep(lease)
         return lease.host
 
-    if pool_of(request).at_hand(name) or request.method != "POST":
+    if pool.at_hand(name) or request.method != "POST":
         return await take()
     host = await until_disconnect(request.receive, take())
     if host is None:
@@ -91,13 +127,10 @@ def header_text(name: str) -> str:
 
 
 def give_back(scope: Scope) -> None:
-    """The request of ``scope`` has ended: it uses no model any more."""
-    leases: list[Lease] = scope.get(_LEASES, [])
-    for lease in leases:
-        lease.release()
+    """The request of ``scope`` has ended: it uses no model any more, and none that is still on its way to it."""
+    _Lent.to(scope).end()
 
 
 def lent_name(scope: Scope) -> str | None:
-    """The own name of the model that was lent to the request of ``scope``, if one was."""
-    leases: list[Lease] = scope.get(_LEASES, [])
-    return leases[-1].host.names[0] if leases else None
+    """The own name of the model that answers the request of ``scope``, or is loaded for it; None where none does."""
+    return _Lent.to(scope).name

@@ -90,28 +90,42 @@ async def llama_models(request: Request) -> JSONResponse:
     entries, short = [], []
     for one in pool.models():
         name, *aliases = one.names
-        named, tags = aliases[0] if aliases else name, list(one.host.tags) if one.host is not None else []
+        named, tags = aliases[0] if aliases else name, list(pool.tags)
         entries.append(model_entry(pool, one, named) | {"aliases": aliases, "tags": tags})
         short.append({"name": named, "model": named, "tags": tags, "type": "model", "capabilities": ["completion"]})
     return JSONResponse({"object": "list", "data": entries, "models": short})
 
 
 async def slots(request: Request) -> JSONResponse:
-    """One entry for each answer of the model that may be under way; the first of them are those that are."""
+    """One entry for each answer that may be under way; the first ones of each model are those that are.
+
+    A server of every model has those of the models that are loaded, or of the one that `?model=` names; it loads none for that.
+    """
     check_served(request, "slots")
-    host = await lend(request, request.query_params.get("model"))
-    running = host.service.running
-    context = host.engine.runner.context
-    return JSONResponse([
+    pool, named = pool_of(request), request.query_params.get("model")
+    if pool.one is not None:
+        return JSONResponse(_slots_of(await lend(request, named), 0))
+    own = None if named is None else pool.find(named)
+    found: list[dict[str, Any]] = []
+    for one in pool.models():
+        if one.state == "loaded" and one.host is not None and own in (None, one.names[0]):
+            found += [slot | {"model": one.names[0]} for slot in _slots_of(one.host, len(found))]
+    return JSONResponse(found)
+
+
+def _slots_of(host: ModelHost, first: int) -> list[dict[str, Any]]:
+    """Those of the model of ``host``, numbered from ``first``."""
+    running, context = host.service.running, host.engine.runner.context
+    return [
         {
-            "id": index,
+            "id": first + index,
             "n_ctx": context,
             "speculative": False,
             "is_processing": index < running,
             "next_token": [{"has_next_token": index < running, "n_remain": -1, "n_decoded": 0}],
         }
         for index in range(host.engine.batcher.most_running)
-    ])
+    ]
 
 
 async def slot_action(request: Request) -> Response:

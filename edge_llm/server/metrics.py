@@ -71,7 +71,7 @@ class Metrics:
         with self._lock:
             found = {labels: value for (key, labels), value in self._counters.items() if key == name} or {"": 0.0}
         for labels, value in sorted(found.items()):
-            yield f"{PREFIX}{name}{_labels(label, labels)} {value:.10g}"
+            yield f"{PREFIX}{name}{labelled(label, labels)} {value:.10g}"
 
     def histogram_lines(self, name: str, label: str) -> Iterator[str]:
         """The lines of a histogram, each with ``label``."""
@@ -81,9 +81,9 @@ class Metrics:
         for bound, count in zip((*SECONDS, "+Inf"), counts, strict=True):
             seen += count
             le = f'le="{bound}"'
-            yield f"{PREFIX}{name}_bucket{_labels(label, le)} {seen}"
-        yield f"{PREFIX}{name}_sum{_labels(label)} {total:.6f}"
-        yield f"{PREFIX}{name}_count{_labels(label)} {seen}"
+            yield f"{PREFIX}{name}_bucket{labelled(label, le)} {seen}"
+        yield f"{PREFIX}{name}_sum{labelled(label)} {total:.6f}"
+        yield f"{PREFIX}{name}_count{labelled(label)} {seen}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def exposition(parts: Sequence[Counted]) -> str:
         counted = (one for part in parts for one in part.metrics.counter_lines(name, part.label))
         lines += [*_heading(name, help_text, "counter"), *counted]
     for name in dict.fromkeys(name for part in parts for name in part.gauges):
-        now = [f"{PREFIX}{name}{_labels(part.label)} {part.gauges[name]:g}" for part in parts if name in part.gauges]
+        now = [f"{PREFIX}{name}{labelled(part.label)} {part.gauges[name]:g}" for part in parts if name in part.gauges]
         lines += [*_heading(name, "As it is now.", "gauge"), *now]
     for name, help_text in _HISTOGRAMS.items():
         found = (one for part in parts for one in part.metrics.histogram_lines(name, part.label))
@@ -111,7 +111,8 @@ def exposition(parts: Sequence[Counted]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _labels(*given: str) -> str:
+def labelled(*given: str) -> str:
+    """What stands behind a metric's name, of the labels that are ``given``; empty ones count for nothing."""
     labels = ",".join(one for one in given if one)
     return f"{{{labels}}}" if labels else ""
 

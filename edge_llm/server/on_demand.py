@@ -46,15 +46,17 @@ class Shelf(Protocol):
 class _Place:
     """A model that is loaded, or will be."""
 
-    def __init__(self, name: str, metrics: Metrics) -> None:
-        self.name = name
-        self.host = ModelHost([name], metrics)
+    def __init__(self, host: ModelHost) -> None:
+        self.name = host.names[0]
+        self.host = host
         self.claim: Claim | None = None
         """The memory that it has; None while it waits for room."""
         self.users = 0
         """Leases, and requests that wait for one."""
-        self.leaving = False
-        """It goes when its users are done, and takes no new ones."""
+        self.evictors = 0
+        """Those who wait for its users to be done, so that it goes."""
+        self.closing: asyncio.Task[None] | None = None
+        """Unloads it."""
         self.keep_alive = math.inf
         self.last_used = time.monotonic()
         self.until: float | None = None
@@ -64,6 +66,16 @@ class _Place:
     @property
     def loaded(self) -> bool:
         return self.host.ready
+
+    @property
+    def filled(self) -> bool:
+        """Whether its loading has come to an end, good or bad."""
+        return self.filling is None or self.filling.done()
+
+    @property
+    def leaving(self) -> bool:
+        """It goes when its users are done, and takes no new ones."""
+        return self.evictors > 0 or self.closing is not None
 
     def stop_timer(self) -> None:
         self.until = None
@@ -131,6 +143,12 @@ class OnDemandPool(ModelPool):
         state: State = "loaded" if place.loaded else "loading"
         return ModelStatus((name,), state, size, place.host.progress, place.until, place.host)
 
+    def _new_host(self, name: str) -> ModelHost:
+        """A host of the model ``name``, which is not loaded."""
+        host = ModelHost([name], self._counts.setdefault(name, Metrics()))
+        host.verbose = self.verbose
+        return host
+
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def at_hand(self, name: str | None) -> bool:
@@ -159,7 +177,7 @@ class OnDemandPool(ModelPool):
                 await self._change()
                 continue
             if place is None:
-                place = self._places[name] = _Place(name, self._counts.setdefault(name, Metrics()))
+                place = self._places[name] = _Place(self._new_host(name))
                 place.keep_alive = self._keep_alive
                 place.filling = self._task(self._fill(place, plan))
             if place.users >= limits.LOAD_WAITERS and not place.loaded:
@@ -186,19 +204,22 @@ class OnDemandPool(ModelPool):
     def _release(self, place: _Place) -> None:
         place.users -= 1
         place.last_used = time.monotonic()
-        if place.users:
-            return
-        if not place.loaded and place.claim is None and place.filling is not None:
+        if not place.users and not place.loaded and place.claim is None and place.filling is not None:
             self._vacate(place)  # nobody wants it any more, and it has no room yet
             place.filling.cancel()
-        elif place.loaded and not place.leaving and place.keep_alive < math.inf:
+        self._rest(place)
+        self._tell()
+
+    def _rest(self, place: _Place) -> None:
+        """Begin the idle time of ``place`` if it is idle."""
+        if place.loaded and not place.users and not place.leaving and place.keep_alive < math.inf:
+            place.stop_timer()
             place.until = time.time() + place.keep_alive
             place.timer = asyncio.get_running_loop().call_later(place.keep_alive, self._expire, place)
-        self._tell()
 
     def _expire(self, place: _Place) -> None:
         if not place.users and not place.leaving:
-            self._task(self._evict(place))
+            place.closing = self._task(self._close(place))
 
     async def _change(self) -> None:
         """Wait until anything has changed."""
@@ -228,9 +249,7 @@ class OnDemandPool(ModelPool):
             await asyncio.wrap_future(self._loaders.do(lambda: place.host.load(load)))
             if not place.loaded:
                 raise place.host.failure or Unavailable("the server is shutting down")
-            if not place.users and not self._closing:  # all who waited have left
-                place.users = 1
-                self._release(place)
+            self._rest(place)  # if all who waited have left
         except asyncio.CancelledError:
             self._vacate(place)
             raise Unavailable(f"`{shown(place.name)}` was not loaded: the request for it has ended") from None
@@ -254,30 +273,39 @@ class OnDemandPool(ModelPool):
 
     async def unload(self, name: str) -> bool:
         place = self._places.get(self.find(name))
-        if place is None or not place.loaded or place.leaving:
+        if place is None:
             return False
         await self._evict(place)
-        return True
+        return place.closing is not None
 
     async def _evict(self, place: _Place) -> None:
-        """Unload the model of ``place`` when its users are done; if whoever wants that leaves before, it stays."""
-        place.leaving = True
+        """Unload the model of ``place`` when it is loaded and its users are done.
+
+        If whoever wants that is cancelled before, and nobody else wants it, it stays.
+        """
+        place.evictors += 1
         place.stop_timer()
         try:
-            while place.users:
+            while place.users or not place.filled:
                 await self._change()
-        except asyncio.CancelledError:
-            place.leaving = False
-            self._tell()
-            raise
-        await asyncio.shield(self._task(self._close(place)))
+            if place.loaded and place.closing is None:
+                place.closing = self._task(self._close(place))
+        finally:
+            place.evictors -= 1
+            if not place.leaving:  # it stays, for those too who waited for it to go
+                self._rest(place)
+                self._tell()
+        if place.closing is not None:
+            await asyncio.shield(place.closing)
 
     async def _close(self, place: _Place) -> None:
-        await asyncio.wrap_future(self._loaders.do(lambda: place.host.close(drain_seconds=0.0)))
-        place.host = ModelHost([place.name], self._counts[place.name])  # lets go of the engine
-        await asyncio.wrap_future(self._loaders.do(give_memory_back))
-        self._vacate(place)
-        self._tell()
+        try:
+            await asyncio.wrap_future(self._loaders.do(lambda: place.host.close(drain_seconds=0.0)))
+            place.host = self._new_host(place.name)  # lets go of the engine
+            await asyncio.wrap_future(self._loaders.do(give_memory_back))
+        finally:
+            self._vacate(place)
+            self._tell()
 
     def _vacate(self, place: _Place) -> None:
         """There is no such place any more, and its memory is free."""

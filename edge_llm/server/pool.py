@@ -73,6 +73,10 @@ class ModelPool:
         self.workshop = Workshop()
         self.without: frozenset[str] = frozenset()
         """Routes that are left out: page, slots, metrics."""
+        self.tags: tuple[str, ...] = ()
+        """Words about the models, for clients that list them."""
+        self.verbose = False
+        """Whether each chat completion shows the prompt that the model read."""
         self.created = int(time.time())
         """When the server began, in seconds since 1970."""
 

@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import select
 import signal
 import time
@@ -25,8 +26,11 @@ from edge_llm.strict_json import parse_object
 MAX_BYTES = 1 << 16
 EVERY_MODEL = "(every model)"
 """What a server of all models has in place of a name."""
-_LATE = 1e10
+LATE = 1e10
 """Seconds since 1970, far in the future: calendars and clocks of the system take no more."""
+_KEY = re.compile(r"[A-Za-z0-9_-]{0,128}")
+_HALF_WRITTEN = re.compile(r"\.([0-9]{1,10})-[0-9]{1,5}")
+"""The name of a server's file until it is whole: its process and port."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ class Running:
     since: float
     """The same in seconds since 1970, by the clock of the machine."""
     drain_seconds: float
+    key: str = ""
+    """What it takes as an API key from whoever can read this; empty where it asks for none."""
+
+    @property
+    def serves_every_model(self) -> bool:
+        """Whether it loads any model that a request names."""
+        return self.names[0] == EVERY_MODEL
 
     @property
     def url(self) -> str:
@@ -103,15 +114,16 @@ class Ending:
 
 
 @contextmanager
-def listed(names: Sequence[str], host: str, port: int, drain_seconds: float) -> Iterator[None]:
+def listed(names: Sequence[str], host: str, port: int, drain_seconds: float, key: str = "") -> Iterator[None]:
     """This process is a server, and `running` finds it; where no file can be written it serves all the same."""
     pid = os.getpid()
-    server = Running(tuple(names), host, port, pid, _began(pid) or 0, round(time.time(), 3), drain_seconds)
+    server = Running(tuple(names), host, port, pid, _began(pid) or 0, round(time.time(), 3), drain_seconds, key)
     path = descriptor = None
     with contextlib.suppress(OSError, StorageError):
         folder = servers_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _clear_stale(folder)
+        for _ in _living(folder):  # what was left goes
+            pass
         path, new = folder / f"{pid}-{port}.json", folder / f".{pid}-{port}"
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,16 +142,20 @@ def running() -> list[Running]:
     """The servers of this user, the first one that began first.  Raises `StorageError`."""
     folder = servers_folder()
     try:
-        paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        found = list(_living(folder)) if folder.is_dir() else []
     except OSError as failure:
         raise StorageError(f"cannot list `{folder}`: {failure.strerror}; check its permissions") from None
-    return sorted((server for path in paths if (server := _read(path)) is not None), key=lambda server: server.since)
+    return sorted(found, key=lambda server: (server.since, server.port))
 
 
-def _clear_stale(folder: Path) -> None:
-    """Remove what servers left that were killed."""
-    for path in [*folder.glob("*.json"), *folder.glob(".*-*")]:
-        _read(path)
+def _living(folder: Path) -> Iterator[Running]:
+    """Those whose files are in ``folder``; what servers left that were killed goes, half-written files too."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".json":
+            if (server := _read(path)) is not None:
+                yield server
+        elif (half := _HALF_WRITTEN.fullmatch(path.name)) and _began(int(half[1])) is None:
+            _read(path)
 
 
 def _read(path: Path) -> Running | None:
@@ -177,8 +193,9 @@ def _server(data: bytes) -> Running | None:
         ipaddress.ip_address(server.host)
         numbers = [(server.port, 1, 65535), (server.pid, 1, 2**31 - 1), (server.began, 0, 2**63)]
         whole = all(type(value) is int and least <= value <= most for value, least, most in numbers)
-        times = all(type(value) in (int, float) and 0 <= value < _LATE for value in (server.since, server.drain_seconds))
+        times = all(type(value) in (int, float) and 0 <= value < LATE for value in (server.since, server.drain_seconds))
         named = bool(server.names) and all(isinstance(name, str) for name in server.names)
+        named = named and isinstance(server.key, str) and _KEY.fullmatch(server.key) is not None
         return server if whole and times and named else None
     except (EdgeLLMError, KeyError, TypeError, ValueError):  # of another version, or somebody wrote it
         return None

@@ -48,7 +48,10 @@ class ImportedModels:
         return next(iter(imported_models()), BUILTIN_MODEL_NAME)
 
     def plan(self, name: str) -> SizedModel:
-        made = (find_bundle(name) / MANIFEST).stat().st_mtime_ns
+        try:
+            made = (find_bundle(name) / MANIFEST).stat().st_mtime_ns
+        except OSError:  # it has just been removed
+            raise self.unknown(name) from None
         known = self._sizes.get(name)
         if known is None or known[0] != made:
             known = self._sizes[name] = (made, SizedModel(name, plan_of(name, self._runtime_of(name)).memory))

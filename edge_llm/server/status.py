@@ -45,10 +45,9 @@ async def metrics(request: Request) -> PlainTextResponse:
     """Counters, gauges and histograms in Prometheus' text format."""
     check_served(request, "metrics")
     pool = pool_of(request)
-    parts = [Counted(label, found, {} if host is None else _gauges(host)) for label, found, host in pool.counted()]
-    text = exposition(parts)
-    if pool.one is not None and pool.one.ready:
-        text += llama_lines(pool.one.metrics, pool.one.engine, pool.one.service.running, pool.one.service.waiting)
+    counted = pool.counted()
+    text = exposition([Counted(label, found, {} if host is None else _gauges(host)) for label, found, host in counted])
+    text += llama_lines([(label, host) for label, _, host in counted if host is not None])
     reply = PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
     reply.raw_headers.append((b"Process-Start-Time-Unix", str(pool.created).encode()))  # llama.cpp's
     return reply
