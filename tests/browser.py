@@ -80,8 +80,8 @@ class Browser:
         self._process.wait(60)
         self._folder.cleanup()
 
-    def call(self, method, session=None, **parameters):
-        """The result of a command; what is wrong with it is an `AssertionError`."""
+    def tell(self, method, session=None, **parameters):
+        """Send a command; its number."""
         with self._news:
             self._number += 1
             number = self._number
@@ -89,6 +89,11 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data and not self._ended:
             data = data[os.write(self._out, data) :]
+        return number
+
+    def call(self, method, session=None, **parameters):
+        """The result of a command; what is wrong with it is an `AssertionError`."""
+        number = self.tell(method, session, **parameters)
         with self._news:
             self._news.wait_for(lambda: number in self._answers or self._ended, SECONDS)
             assert number in self._answers, f"Chromium does not answer {method}"
@@ -167,6 +172,10 @@ class Tab:
 
     def close(self):
         self._browser.call("Target.closeTarget", targetId=self.target)
+
+    def crash(self):
+        """End the process of the page, and of all other pages of its profile."""
+        self._browser.tell("Page.crash", self._session)
 
     def go(self, url):
         """Show ``url``, and forget what was heard of the page before."""

@@ -28,6 +28,39 @@ window.tested = {
     return seen;
   },
 
+  async store() { return (await import(new URL("web/store.js", location).href)).Store.open(); },
+
+  /** How many chats and messages there are in the database. */
+  async kept() {
+    const store = await this.store();
+    return {chats: (await store.chats()).length, messages: (await store.messages()).length};
+  },
+
+  async isKept(content) { return (await (await this.store()).messages()).some(message => message.content === content); },
+
+  /** What is shown of Markdown's `text`, which comes in halves. */
+  async whole(text) {
+    const {Markdown} = await import(new URL("web/markdown.js", location).href), box = document.createElement("div"), shown = new Markdown(box);
+    shown.update(text.slice(0, text.length / 2), false);
+    shown.update(text, true);
+    return box.textContent;
+  },
+
+  touchAll() { this.all(".block a, button, summary").forEach(one => one.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}))); },
+
+  /** Imports a file of chats as a person does. */
+  imports(text) {
+    const real = HTMLInputElement.prototype.click;
+    HTMLInputElement.prototype.click = function() {
+      HTMLInputElement.prototype.click = real;
+      const files = new DataTransfer();
+      files.items.add(new File([text], "chats.json"));
+      this.files = files.files;
+      this.dispatchEvent(new Event("change"));
+    };
+    this.all("#tools button").find(one => one.ariaLabel === "Import chats").click();
+  },
+
   /** What could run, or ask somebody, in the messages. */
   dangerous() {
     const bad = ["script", "img", "svg:not(.icon)", "iframe", "style", "form", "link", "meta", "base", "object", "[style]", "[id]", "[onerror]", "[onload]", "[ping]"];

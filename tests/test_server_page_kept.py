@@ -1,10 +1,9 @@
 """The chat page loses nothing: reloads, two tabs, a server that goes, chats as files."""
 
 import json
-import time
 
-from page_driver import IDLE, answer, ask, asked, attach, do, hand_service, page_engine, shown, talk
-from serving import hosted, serving
+from page_driver import HELPERS, IDLE, answer, ask, asked, attach, begun, do, hand_service, page_engine, shown, talk
+from serving import end, hosted, serving
 
 from edge_llm.engine.request import Delta
 from edge_llm.errors import ContextOverflow
@@ -65,21 +64,171 @@ def test_drafts_belong_to_their_chat(service, tab):
 
 
 def test_two_tabs_see_one_history(service, profile, tab):
-    """HTTP | page | A chat that is open in two tabs: both show the answer, and the second one can go on."""
+    """HTTP | page | A chat that is open in two tabs: both show the answer and can stop it, and the second one can go on."""
     ask(tab, "one")
     stream = service.wait_for(1)
     stream.put(Delta("Hel", (1,)))
     tab.wait("document.querySelector('article.assistant .body')?.innerText === 'Hel'")
     other = profile.tab(tab.run("location.href"))
     other.wait("document.querySelector('article.assistant .body')?.innerText === 'Hel'")
-    time.sleep(0.8)  # longer than a tab that nobody answers takes the answer for broken
+    tab.run("new Promise(resolve => setTimeout(resolve, 50))")
     assert other.text(".note") is None
     answer(service, 1, "lo")
     other.wait(f"{IDLE} && document.querySelector('article.assistant .body').innerText === 'Hello'")
     talk(other, service, 2, "two", "Yes")
     tab.wait("document.querySelectorAll('article .body')[3]?.innerText === 'Yes'")
     assert shown(tab) == shown(other) == [("user", "one"), ("assistant", "Hello"), ("user", "two"), ("assistant", "Yes")]
+    stream = begun(other, service, 3, "three", "Ha")
+    tab.wait("tested.all('article.assistant .body').at(-1)?.innerText === 'Ha'")
+    tab.click("#send")  # it stops what the other tab writes
+    other.wait(f"{IDLE} && tested.all('.note').at(-1)?.innerText === 'Stopped.'")
+    assert stream.cancelled
+    tab.wait(f"{IDLE} && tested.all('.note').at(-1)?.innerText === 'Stopped.'")
     assert other.complaints == []
+    other.close()
+
+
+TYPED = "document.querySelector('#text').value"
+
+
+def test_each_tab_keeps_what_is_typed_in_it(service, profile, tab):
+    """HTTP | page | Two tabs type into a new chat: each keeps its own text over a reload, that of a closed tab comes back."""
+    tab.type("the first")
+    attach(tab, "first.txt", b"1")
+    other = profile.tab(service.url)
+    assert other.run(TYPED) == ""
+    other.type("the second")
+    attach(other, "second.txt", b"2")
+    other.wait("document.querySelector('.chip')")
+    for one, text in ((tab, "first"), (other, "second")):
+        one.reload()
+        assert one.run(TYPED) == f"the {text}"
+        assert one.wait("document.querySelector('.chip')?.innerText").startswith(f"{text}.txt")
+    other.close()
+    third = profile.tab(service.url)
+    third.wait(f"{TYPED} === 'the second' && document.querySelector('.chip')?.innerText.startsWith('second.txt')")
+    assert tab.run(TYPED) == "the first"
+    ask(third, "")
+    assert asked(service, 1) == "[user:second.txt:\n```\n2\n```\n\nthe second]"
+    third.close()
+    tab.reload()
+    assert tab.run(TYPED) == "the first"
+
+
+def test_a_tab_that_crashes_loses_nothing(service, browser):
+    """HTTP | page | The tab crashes in the middle of an answer: what has come, and what is typed, is there in the next one."""
+    profile = browser.profile(HELPERS)
+    tab = profile.tab(service.url)
+    begun(tab, service, 1, "one", "Hel")
+    tab.type("half a thou")
+    tab.wait("tested.isKept('Hel')")
+    place = tab.run("location.href")
+    tab.crash()
+    other = profile.tab(place)
+    other.wait("document.querySelector('.note')?.innerText.startsWith('Broke off')")
+    assert shown(other) == [("user", "one"), ("assistant", "Hel")]
+    assert other.run(TYPED) == "half a thou"
+    profile.close()
+
+
+FULL = """(() => {
+  const full = () => { throw new DOMException("full", "QuotaExceededError"); };
+  Storage.prototype.setItem = IDBObjectStore.prototype.put = full;
+})()"""
+
+
+def test_a_full_browser_loses_nothing(service, tab):
+    """HTTP | page | No room in the browser: a question that cannot be kept is not sent and stays in the box, drafts last."""
+    talk(tab, service, 1, "one", "A")
+    tab.type("kept")
+    begins = tab.run(FULL)
+    assert begins is None
+    tab.type(" and not")
+    ask(tab, "")
+    tab.wait("document.querySelector('.toast')?.innerText.includes('could not be kept')")
+    assert tab.run(TYPED) == "kept and not"
+    tab.press("Ctrl+Shift+o")
+    tab.wait("document.querySelector('.welcome')")
+    tab.type("of another")
+    tab.click("#chats .open")
+    tab.wait(f"document.querySelectorAll('article').length === 2 && {TYPED} === 'kept and not'")
+    tab.press("Ctrl+,")
+    tab.type("Be brief")
+    tab.wait("tested.all('.toast').some(one => one.innerText.includes('until the page is closed'))")
+    assert len(service.streams) == 1
+    tab.reload()
+    assert tab.run(TYPED) == "kept"
+
+
+def test_an_answer_that_cannot_be_kept_is_shown_and_said(service, tab):
+    """HTTP | page | The browser is full when the answer ends: it stays on the page, and one is told."""
+    stream = begun(tab, service, 1, "one", "Hel")
+    tab.run("IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); }")
+    stream.put(Delta("lo", (1,)))
+    stream.put(end())
+    tab.wait(f"{IDLE} && document.querySelector('.toast')?.innerText.includes('no room left')")
+    assert shown(tab) == [("user", "one"), ("assistant", "Hello")]
+    tab.reload()
+    tab.wait("document.querySelector('.note')")
+    assert shown(tab) == [("user", "one"), ("assistant", "Hello")]
+
+
+CLOSED = """
+for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
+  Object.defineProperty(window, name, {get() { throw new DOMException("closed", "SecurityError"); }});
+}
+"""
+
+
+def test_a_browser_that_keeps_nothing(service, browser):
+    """HTTP | page | Without storage, as in some private modes, the page works and says that it keeps nothing."""
+    profile = browser.profile(HELPERS + CLOSED)
+    tab = profile.tab(service.url)
+    tab.wait("document.querySelector('.toast')?.innerText.includes('keeps nothing')")
+    talk(tab, service, 1, "one", "A")
+    tab.type("a draft")
+    tab.press("Ctrl+Shift+o")
+    tab.wait("document.querySelector('.welcome')")
+    tab.click("#chats .open")
+    tab.wait(f"document.querySelectorAll('article').length === 2 && {TYPED} === 'a draft'")
+    assert tab.complaints == []
+    profile.close()
+
+
+def test_what_is_deleted_during_its_answer_stays_deleted(service, tab):
+    """HTTP | page | A question is deleted during its answer: that ends, is gone after a reload, and comes back by Undo."""
+    talk(tab, service, 1, "one", "A")
+    stream = begun(tab, service, 2, "two", "Hel")
+    tab.run("tested.all('article.user').at(-1).querySelector('[aria-label=\"Delete from here on\"]').click()")
+    tab.wait(f"{IDLE} && document.querySelectorAll('article').length === 2")
+    assert stream.cancelled
+    tab.click(".toast button")
+    tab.wait("tested.all('.note').at(-1)?.innerText === 'Stopped.'")
+    assert shown(tab)[2:] == [("user", "two"), ("assistant", "Hel")]
+    do(tab, "Delete from here on")
+    tab.wait("document.querySelectorAll('article').length === 3")
+    begun(tab, service, 3, "three", "Hel")
+    tab.press("Ctrl+k")
+    tab.press("ArrowDown")
+    tab.press("Delete")
+    tab.wait("document.querySelector('.welcome') && !document.querySelector('#chats .row')")
+    tab.reload()
+    assert tab.run("tested.kept()") == {"chats": 0, "messages": 0}
+
+
+def test_a_chat_that_another_tab_deletes_leaves_what_is_typed(service, profile, tab):
+    """HTTP | page | A chat is deleted in another tab: what is typed for it moves to a new chat, its answer stops."""
+    tab.type("for a new one")
+    tab.run("document.querySelector('#text').value = ''")
+    stream = begun(tab, service, 1, "one", "Hel")
+    tab.type("and then?")
+    other = profile.tab(service.url)
+    other.press("Ctrl+k")
+    other.press("ArrowDown")
+    other.press("Delete")
+    tab.wait(f"document.querySelector('.welcome') && {TYPED}.endsWith('and then?')")
+    other.wait("tested.kept().then(kept => !kept.messages && !kept.chats)")
+    assert stream.cancelled
     other.close()
 
 

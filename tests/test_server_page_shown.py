@@ -60,48 +60,6 @@ def test_code_is_copied_as_it_was_written(service, tab):
     assert tab.wait("window.copied") == "def f(x):\n    return x < 1"
 
 
-HOSTILE = [
-    "<img src=x onerror=window.pwned=1>",
-    "<script>window.pwned=1</script>",
-    "<svg/onload=window.pwned=1>",
-    "<iframe src=javascript:parent.pwned=1></iframe>",
-    "[click](javascript:window.pwned=1)",
-    "[click](JaVaScRiPt&colon;window.pwned=1)",
-    "[click](data:text/html,<script>opener.pwned=1</script>)",
-    "![picture](http://127.0.0.9:9/x.png?secret)",
-    '[a](https://a.example/"onmouseover="window.pwned=1)',
-    "<style>*{background:url(http://127.0.0.9:9/y)}</style>",
-    "<a href=//127.0.0.9:9 ping=http://127.0.0.9:9>x</a>",
-    "<math><mtext><table><mglyph><style><img src=x onerror=window.pwned=1>",
-    "```<img src=x onerror=window.pwned=1>\n<script>window.pwned=1</script>\n```",
-    "| <img src=x onerror=window.pwned=1> | b |\n|---|---|\n| [x](vbscript:1) | <form action=http://127.0.0.9:9><button>b |",
-    "<base href=http://127.0.0.9:9/><link rel=stylesheet href=http://127.0.0.9:9/z>",
-    "<meta http-equiv=refresh content=0;url=http://127.0.0.9:9>",
-    "[x]: javascript:window.pwned=1\n\n[x]",
-    "<javascript:window.pwned=1>",
-    '<p style="position:fixed;inset:0" id=text>x</p>',
-]
-
-
-def test_hostile_text_stays_text(service, tab):
-    """HTTP | page | Hostile Markdown in answers, questions and titles runs no script and sends no request."""
-    ask(tab, HOSTILE[0])
-    text = "\n\n".join(HOSTILE)
-    stream = service.wait_for(1)
-    for start in range(0, len(text), 11):
-        stream.put(Delta(text[start : start + 11], (1,)))
-    stream.put(Delta(f"</think>{HOSTILE[1]}", (1,)))
-    stream.put(end())
-    tab.wait(f"{IDLE} && document.querySelectorAll('article').length === 2")
-    tab.run("tested.all('.block a').forEach(one => one.dispatchEvent(new MouseEvent('mouseover', {bubbles: true})))")
-    tab.reload()
-    assert tab.run("window.pwned") is None
-    assert tab.run("tested.dangerous()") == []
-    links = tab.run("tested.links()")
-    assert links
-    assert all(re.match("https?:|mailto:", href) and target == "_blank" and "noopener" in rel for href, target, rel in links)
-
-
 def test_a_long_answer_in_many_pieces(service, tab):
     """HTTP | page | 100 KB in thousands of pieces: all of it is shown, and the page can be used meanwhile."""
     ask(tab, "one")

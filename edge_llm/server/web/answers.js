@@ -1,6 +1,7 @@
 // Answers under way, one per chat: each goes on when another chat is looked at, and is kept while it grows.
 import {Problem, events, json} from "./api.js";
 import {throttled} from "./dom.js";
+import {hold} from "./drafts.js";
 import {halves} from "./store.js";
 import {wireMessages} from "./tree.js";
 
@@ -16,7 +17,7 @@ const pause = (seconds, signal) => new Promise(resolve => {
 export class Answers {
   #runs = new Map();
 
-  /** `changed(chat, message)` is called for every piece, `ended(chat, message)` at the end. */
+  /** `changed(chat, message)` is called for every piece, `ended(chat, message, kept)` at the end; `kept`: whether it is in the store. */
   constructor(store, models, {changed, ended}) {
     Object.assign(this, {store, models, changed, ended});
   }
@@ -25,6 +26,16 @@ export class Answers {
   of(chat) { return this.#runs.get(chat); }
   writes(message) { return [...this.#runs.values()].some(run => run.message.id === message); }
   stop(chat) { this.#runs.get(chat)?.control.abort(); }
+
+  /** Stop the answer of `chat`, if there is one, and wait for its end. */
+  finish(chat) {
+    this.stop(chat);
+    return this.#runs.get(chat)?.whole;
+  }
+
+  /** The right to write the message `id`, which no other tab has meanwhile: what gives it back; null where another tab has it. */
+  claim(id) { return hold(`writes:${id}`); }
+
   keepAll() {
     for (const run of this.#runs.values()) {
       halves.keep(run.message);
@@ -33,13 +44,19 @@ export class Answers {
   }
 
   /** Have `message`, the last of `path`, written, or written on where it has begun. */
-  async start(chat, path) {
+  start(chat, path, release) {
     const message = path.at(-1), run = {chat, message, control: new AbortController(), began: performance.now(), pieces: 0};
     run.keep = throttled(() => this.#save(run), SAVE_MS);
     run.continues = Boolean(message.content);
     this.#runs.set(chat.id, run);
     Object.assign(message, {state: "waiting", error: null, $progress: null, $note: null, $since: Date.now()});
     this.changed(chat, message);
+    run.whole = this.#write(run, path).finally(release);
+    return run.whole;
+  }
+
+  async #write(run, path) {
+    const {chat, message} = run;
     try {
       await this.#persist(run, path);
       message.state = message.figures?.stopped ?? "done";
@@ -47,15 +64,17 @@ export class Answers {
       this.#fail(run, error);
     }
     delete message.figures?.stopped;
-    if (await this.#save(run)) halves.drop(message.id);
+    const kept = await this.#save(run);
+    if (kept) halves.drop(message.id);
+    else halves.keep(message);
     this.#runs.delete(chat.id);
-    this.ended(chat, message);
+    this.ended(chat, message, kept);
   }
 
   /** Whether it is saved. */
   async #save(run) {
     const {$since, ...last} = run.message;
-    return this.store.save(null, last).then(() => true, () => false);
+    return this.store.renew(last).then(() => true, () => false);
   }
 
   #fail(run, error) {
@@ -72,18 +91,19 @@ export class Answers {
       try { return await this.#receive(run, path); } catch (error) {
         const {message, control} = run;
         if (!(error instanceof Problem) || error.wait === null || run.pieces || performance.now() > until) throw error;
-        message.$note = error.status === 429 ? "The server is busy; this waits for its turn" : await this.#loading(error);
+        message.$note = error.status === 429 ? "The server is busy; this waits for its turn" : await this.#reason(error);
         this.changed(run.chat, message);
-        await pause(Math.min(error.wait, 5), control.signal);
+        await pause(Math.min(error.wait, 1), control.signal);
         control.signal.throwIfAborted();
       }
     }
   }
 
-  async #loading(error) {
+  /** Why the server is not ready yet, in words. */
+  async #reason(error) {
     const progress = error.progress ?? (await json("health").catch(found => found)).progress;
-    if (this.models.whole) this.models.refresh();
-    return loading(progress?.fraction);
+    if (this.models.whole) this.models.refresh().catch(() => {});
+    return progress ? loading(progress.fraction) : `${error.message} This asks again`;
   }
 
   async #receive(run, path) {

@@ -33,9 +33,10 @@ export async function call(path, {body = null, signal = null} = {}) {
 export const json = async (path, options) => (await call(path, options)).json();
 
 async function problemOf(response) {
-  const wait = response.status === 429 || response.status === 503 ? Number(response.headers.get("retry-after") ?? 2) : null;
   let found = null, progress = null;
   try { ({error: found, progress} = await response.json()); } catch { /* no JSON: not this server, or a proxy before it */ }
+  const again = response.status === 429 || (response.status === 503 && (found?.code ?? "unavailable") === "unavailable");
+  const wait = again ? Number(response.headers.get("retry-after") ?? 1) || 1 : null;
   if (response.status === 401) setTimeout(() => access.onRefused());  // when the request has ended for all who wait for it
   return new Problem(sentence(found?.message ?? `the server answered ${response.status}`), {...found, progress: found?.progress ?? progress, status: response.status, wait});
 }

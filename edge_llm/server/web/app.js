@@ -3,13 +3,14 @@ import {Problem, access, call} from "./api.js";
 import {Answers} from "./answers.js";
 import {Composer, showMeter} from "./composer.js";
 import {Conversation} from "./conversation.js";
-import {announce, at, dress, h, kept, tool} from "./dom.js";
+import {announce, at, bytes, dress, h, kept, throttled, tool} from "./dom.js";
+import {drafts} from "./drafts.js";
 import {Inside} from "./inside.js";
 import {Models, openModels, showModel, stateOf} from "./models.js";
 import {settingsPanel, showPanel} from "./settings.js";
 import {Sidebar, dressSide, openSide} from "./sidebar.js";
 import {Store} from "./store.js";
-import {asJson, asMarkdown, fileName, fromJson} from "./transfer.js";
+import {MOST_BYTES, asJson, asMarkdown, fileName, fromJson} from "./transfer.js";
 import {ask, askText, download, openMenu, toast} from "./widgets.js";
 
 const LOOK_MS = 2000;
@@ -21,19 +22,20 @@ const KEYS = [
 ];
 const narrow = matchMedia("(max-width: 860px)");
 
+await drafts.begin();
 const store = await Store.open();
 const models = new Models();
 const inside = new Inside(() => models.of(talk.chat));
 const answers = new Answers(store, models, {
   changed: (chat, message) => { if (chat.id === talk.chat.id) talk.grew(message); },
-  ended: (chat, message) => onEnded(chat, message),
+  ended: (chat, message, kept) => onEnded(chat, message, kept),
 });
 const talk = new Conversation(store, answers, models, {
   listed: () => onListed(), opened: () => onOpened(), busy: () => { composer.draw(); sidebar.mark(talk.chat.id); meter(); },
-  typedInto: text => composer.put(text),
+  typedInto: text => composer.put(text), deleted: () => { toast("This chat was deleted in another tab"); composer.move("new"); goTo(""); },
 });
 const composer = new Composer(store, {
-  send: (text, files) => talk.send(text, files), stop: () => answers.stop(talk.chat.id), busy: () => talk.busy, editLast: () => talk.editLast(), typed: () => meter(),
+  send: (text, files) => talk.send(text, files), stop: () => talk.stop(), busy: () => talk.busy, editLast: () => talk.editLast(), typed: () => meter(),
 });
 const sidebar = new Sidebar(store, answers, {rename, remove, exportChat});
 
@@ -55,8 +57,9 @@ function onOpened() {
   meter();
 }
 
-function onEnded(chat, message) {
+function onEnded(chat, message, isKept) {
   sidebar.refresh(talk.chat.id);
+  if (!isKept) toast("This browser has no room left to keep the answer. Delete or export chats", null, 10);
   if (message.state === "failed" && message.error.code === "gone") gone();
   if (chat.id !== talk.chat.id) { toast(`“${chat.title}” is answered`, {label: "Open", on: () => { location.hash = chat.id; }}); return; }
   const next = composer.queued && message.state === "done";
@@ -66,6 +69,15 @@ function onEnded(chat, message) {
   announce(message.state === "failed" ? `Problem: ${message.error.text}` : `Answer: ${message.content.slice(0, 600)}`);
   if (document.hidden) document.title = "✓ edge-llm";
   if (next) composer.submit();
+}
+
+/** Another tab has written in the chat that is open here. */
+async function onChangedElsewhere() {
+  const was = talk.busy, held = () => JSON.stringify([talk.chat.system, talk.chat.sampling, talk.chat.thinking]), before = held();
+  await talk.reread();
+  if (was && !talk.busy && composer.queued && talk.path.at(-1)?.state === "done") await composer.submit();
+  const panel = at("panel");
+  if (held() !== before && panel.dataset.name === "settings" && !panel.contains(document.activeElement)) settings(true);
 }
 
 function title() {
@@ -97,7 +109,7 @@ async function rename(chat) {
 }
 
 async function remove(chat) {
-  answers.stop(chat.id);
+  await answers.finish(chat.id);
   const messages = await store.messages(chat.id);
   await store.remove(chat.id, messages, true);
   if (chat.id === talk.chat.id) goTo("");
@@ -118,10 +130,12 @@ async function exportAll() {
 function importFile() {
   const field = h("input", {type: "file", accept: ".json,application/json", on: {change: async () => {
     try {
-      const {chats, messages} = fromJson(await field.files[0].text());
-      for (const chat of chats) await store.save(chat, ...messages.filter(message => message.chat === chat.id));
+      const [file] = field.files;
+      if (file.size > MOST_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}; at most ${bytes(MOST_BYTES)} are read`);
+      const {chats, messages} = fromJson(await file.text());
+      await store.add(chats, messages);
       await sidebar.refresh(talk.chat.id);
-      toast(chats.length === 1 ? "1 chat is imported" : `${chats.length} chats are imported`, {label: "Open", on: () => goTo(chats[0].id)});
+      toast(chats.length === 1 ? "1 chat is imported" : `${chats.length} chats are imported`, chats.length ? {label: "Open", on: () => goTo(chats[0].id)} : null);
     } catch (error) {
       toast(`Nothing is imported: ${error.message}`);
     }
@@ -202,7 +216,7 @@ function settings(again = false) {
   showPanel("settings", settingsPanel(chat, models, {close: closePanel, changed: async () => {
     const first = chat.$new;
     delete chat.$new;
-    await store.save(chat);
+    try { await store.save(chat); } catch (error) { toast(`This holds until the page is closed, for it could not be kept: ${error.message}`); }
     if (first && chat.id === talk.chat.id) onListed();
   }}));
   if (!again) at("system").focus();
@@ -236,8 +250,9 @@ function showKeys() {
 }
 
 function escape() {
-  if (talk.busy) answers.stop(talk.chat.id);
-  else if (document.body.classList.contains("with-side") && narrow.matches) { openSide(false); at("side-open").focus(); }
+  if (document.body.classList.contains("with-side") && narrow.matches) { openSide(false); at("side-open").focus(); }
+  else if (at("panel").contains(document.activeElement)) closePanel();
+  else if (talk.busy) talk.stop();
   else if (!at("panel").hidden) closePanel();
   else at("text").focus();
 }
@@ -279,7 +294,14 @@ function dressAll() {
 
 dressAll();
 openSide(!narrow.matches && kept.read("side") !== "no");
-store.addEventListener("changed", event => { sidebar.refresh(talk.chat.id); if (event.chat === talk.chat.id) talk.reread(); });
+const listAgain = throttled(() => sidebar.refresh(talk.chat.id), 1000);
+store.addEventListener("changed", async event => {
+  listAgain();
+  if (answers.of(event.chat) && !(await store.chat(event.chat))) answers.stop(event.chat);
+  if (event.chat === talk.chat.id) await onChangedElsewhere();
+});
+store.addEventListener("stop", event => answers.stop(event.chat));
+narrow.addEventListener("change", () => openSide(!narrow.matches && kept.read("side") !== "no"));
 store.addEventListener("whose", event => { if (answers.writes(event.message)) store.tell("mine", {message: event.message}); });
 addEventListener("hashchange", async () => { await talk.open(location.hash.slice(1)); if (narrow.matches) openSide(false); at("text").focus(); });
 addEventListener("pagehide", () => answers.keepAll());

@@ -1,11 +1,12 @@
 // The box for the next message: what is typed and attached stays until it is sent, through reloads and crashes.
 import {at, bytes, dress, h, icon, short, tool} from "./dom.js";
-import {drafts} from "./store.js";
+import {drafts} from "./drafts.js";
 import {grow} from "./turn.js";
 import {toast} from "./widgets.js";
 
 const MOST_BYTES = 1 << 20;
 const MOST_FILES = 20;
+export const TOUCH = matchMedia("(hover: none) and (pointer: coarse)");  // there Enter breaks the line: it has no Shift at hand
 
 export class Composer {
   #place = "new";
@@ -16,6 +17,9 @@ export class Composer {
   constructor(store, acts) {
     Object.assign(this, {store, acts});
     dress(at("attach"), "clip", "Attach text files");
+    dress(at("halt"), "stop", "Stop (Esc)");
+    at("halt").addEventListener("click", () => { acts.stop(); at("text").focus(); });
+    at("text").enterKeyHint = TOUCH.matches ? "enter" : "send";
     at("text").addEventListener("input", () => this.#typed());
     at("text").addEventListener("keydown", event => this.#key(event));
     at("composer").addEventListener("submit", event => {
@@ -44,7 +48,7 @@ export class Composer {
     this.draw();
     const files = await this.store.files(place);
     if (this.#place !== place || !files.length) return;
-    this.#files = files;
+    this.#files = [...files, ...this.#files];
     this.draw();
   }
 
@@ -53,9 +57,11 @@ export class Composer {
     if (place === this.#place) return;
     const before = this.#place;
     this.#place = place;
-    if (at("text").value) {
+    const typed = at("text").value, there = drafts.read(place);
+    if (typed) {
+      if (there && there !== typed) at("text").value = `${there}\n\n${typed}`;
       this.#keep();
-      drafts.drop(before, at("text").value);
+      drafts.drop(before, typed);
     }
     if (this.#files.length) Promise.all([this.store.keepFiles(place, this.#files), this.store.keepFiles(before, [])]).catch(() => {});
   }
@@ -92,9 +98,15 @@ export class Composer {
   }
 
   async attach(files) {
+    const place = this.#place;
     for (const file of files) {
-      try { this.#files.push(await readText(file, this.#files.length)); } catch (error) { toast(error.message); }
+      try {
+        const read = await readText(file, this.#files.length);
+        if (this.#place === place) this.#files.push(read);
+        else await this.store.keepFiles(place, [...(await this.store.files(place)), read]);  // another chat was opened meanwhile
+      } catch (error) { toast(error.message); }
     }
+    if (this.#place !== place) return;
     this.store.keepFiles(this.#place, this.#files).catch(() => toast("There is no room in this browser to keep the file over a reload"));
     this.draw();
     at("text").focus();
@@ -105,6 +117,7 @@ export class Composer {
     dress(at("send"), stop ? "stop" : "send", stop ? "Stop (Esc)" : busy ? "Send when the answer has ended" : "Send");
     at("send").classList.toggle("stop", stop);
     at("send").disabled = !busy && !this.#ready;
+    at("halt").hidden = !busy || stop;
     this.#showQueue(busy);
     at("files").hidden = !this.#files.length;
     at("files").replaceChildren(...this.#files.map((file, index) => h("span", {class: "chip"}, icon("file"), h("span", {text: file.name}), h("small", {text: bytes(file.text.length)}),
@@ -130,7 +143,7 @@ export class Composer {
 
   #key(event) {
     if (event.isComposing) return;
-    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); this.submit(); }
+    if (event.key === "Enter" && !event.shiftKey && !TOUCH.matches) { event.preventDefault(); this.submit(); }
     if (event.key === "ArrowUp" && !at("text").value && !event.altKey) { event.preventDefault(); this.acts.editLast(); }
   }
 }

@@ -1,17 +1,21 @@
 // The chat that is open: its messages on the page, and all that can be done with them.
 import {announce, at, h} from "./dom.js";
 import {contextOf, factsOf} from "./models.js";
-import {drafts, halves, newId} from "./store.js";
+import {drafts, held, newId} from "./drafts.js";
+import {halves} from "./store.js";
 import {below, leafOf, pathTo, siblings, treeOf} from "./tree.js";
 import {Turn} from "./turn.js";
 import {toast} from "./widgets.js";
 
 const STARTERS = ["Explain how a hash table works", "Write a Python function that finds duplicates", "Give me three ideas for a short story"];
 const CHARACTERS = 4;  // of a token, where nothing better is known
+const ANSWER_MS = 3000;  // for which another tab is given time to say that it writes, where the browser does not know
 const NEAR = 60;  // pixels from the end at which the page follows what comes
 
 const freshChat = () => ({id: newId(), title: "", named: false, created: Date.now(), updated: Date.now(), head: null, model: null, system: "", sampling: {}, thinking: "", start: null, $new: true});
 const freshMessage = (chat, parent, role, more) => ({id: newId(), chat: chat.id, parent, role, content: "", files: [], created: Date.now(), state: role === "user" ? "done" : "waiting", error: null, ...more});
+
+const isUnderWay = message => message?.state === "waiting" || message?.state === "writing";
 
 export class Conversation {
   chat = freshChat();
@@ -20,8 +24,9 @@ export class Conversation {
   #turns = new Map();
   #tree = treeOf([]);
   #added = 0;  // how often messages of this page's own came to be
+  #openings = 0;
 
-  /** `told`: listed(), opened(), busy(), typedInto(text). */
+  /** `told`: listed(), opened(), busy(), typedInto(text), deleted(). */
   constructor(store, answers, models, told) {
     Object.assign(this, {store, answers, models, told});
     at("log").addEventListener("scroll", () => { this.follows = this.#distance < NEAR; at("jump").hidden = this.follows; }, {passive: true});
@@ -31,19 +36,23 @@ export class Conversation {
 
   get #distance() { return at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight; }
   get path() { return pathTo(this.#tree, this.chat.head); }
-  get busy() { return Boolean(this.answers.of(this.chat.id)); }
+  get busy() { return Boolean(this.answers.of(this.chat.id)) || this.#isWrittenElsewhere; }
+  get #isWrittenElsewhere() { return isUnderWay(this.path.at(-1)); }
   get place() { return this.chat.$new ? "new" : this.chat.id; }
 
   // ---- opening
 
   /** Open the chat `id`; where there is none, an empty one. */
   async open(id) {
-    const chat = id ? await this.store.chat(id) : null;
+    const opening = ++this.#openings, chat = id ? await this.store.chat(id) : null;
+    if (opening !== this.#openings) return;
     this.chat = this.answers.of(id)?.chat ?? chat ?? freshChat();
     this.messages = [];
     this.#turns.clear();
     at("turns").replaceChildren();
     if (chat) await this.#read();
+    await drafts.adopt(this.place, ...this.path.map(message => `edit:${message.id}`));
+    if (opening !== this.#openings) return;
     this.follows = true;
     this.draw();
     this.#toEnd();
@@ -63,30 +72,37 @@ export class Conversation {
     const own = this.answers.of(id)?.message;
     this.messages = found.map(message => (message.id === own?.id ? own : message));
     this.#tree = treeOf(this.messages);
-    for (const message of this.messages) if (["waiting", "writing"].includes(message.state) && message !== own) this.#askWhoWrites(message);
+    for (const message of this.messages) if (isUnderWay(message) && message !== own) this.#checkWriter(message).catch(error => console.error(error));
   }
 
-  /** Another tab may be writing it; when none says so, whoever did has gone. */
-  #askWhoWrites(message) {
-    const heard = event => { if (event.message === message.id) clearTimeout(timer); };
-    const timer = setTimeout(async () => {
-      this.store.removeEventListener("mine", heard);
-      const stored = await this.store.message(message.id);
-      if (this.answers.writes(message.id) || !["waiting", "writing"].includes(stored?.state)) return;
-      halves.restore(message);
-      message.state = "broken";
-      await this.store.save(null, message);
-      this.draw();
-    }, 600);
-    this.store.addEventListener("mine", heard);
-    this.store.tell("whose", {message: message.id});
+  /** Another tab may be writing it; when none does, whoever did has gone. */
+  async #checkWriter(message) {
+    const names = await held();
+    if (names ? names.has(`writes:${message.id}`) : await this.#isClaimed(message)) return;
+    const stored = await this.store.message(message.id);
+    if (this.answers.writes(message.id) || !isUnderWay(stored)) return;
+    halves.restore(message);
+    message.state = "broken";
+    await this.store.renew(message);
+    this.draw();
+    this.told.busy();
+  }
+
+  /** Whether another tab says that it writes the message. */
+  #isClaimed(message) {
+    return new Promise(resolve => {
+      const heard = event => { if (event.message === message.id) resolve(true); };
+      this.store.addEventListener("mine", heard);
+      setTimeout(() => { this.store.removeEventListener("mine", heard); resolve(false); }, ANSWER_MS);
+      this.store.tell("whose", {message: message.id});
+    });
   }
 
   /** Another tab has changed this chat. */
   async reread() {
     if (this.chat.$new) return;
     const stored = await this.store.chat(this.chat.id), grew = this.messages.length;
-    if (!stored) { toast("This chat was deleted in another tab"); location.hash = ""; return; }
+    if (!stored) { this.told.deleted(); return; }
     const {head} = this.chat;
     Object.assign(this.chat, stored, {head});
     await this.#read();
@@ -94,6 +110,11 @@ export class Conversation {
     if (this.messages.length > grew && last) this.chat.head = leafOf(this.#tree, last)?.id ?? head;  // what was said there goes on here
     this.draw();
     this.told.busy();
+  }
+
+  stop() {
+    if (this.answers.of(this.chat.id)) this.answers.stop(this.chat.id);
+    else this.store.tell("stop", {chat: this.chat.id});
   }
 
   // ---- drawing
@@ -170,13 +191,14 @@ export class Conversation {
 
   /** Keep new messages, of which the last is an answer that is to be written. */
   async #begin(messages) {
-    const {chat} = this, before = {...chat};
+    const {chat} = this, before = {...chat}, release = await this.answers.claim(messages.at(-1).id);
+    if (!release) { toast("Another tab is writing this answer"); return; }
     Object.assign(chat, {head: messages.at(-1).id, updated: Date.now()});
-    try { await this.store.save(chat, ...messages); } catch (error) { Object.assign(chat, before); throw error; }
+    try { await this.store.save(chat, ...messages); } catch (error) { Object.assign(chat, before); release(); throw error; }
     this.#add(messages);
     const path = this.path;
     this.follows = true;
-    const written = this.answers.start(chat, path);
+    const written = this.answers.start(chat, path, release);
     this.draw();
     this.told.listed();
     this.told.busy();
@@ -255,7 +277,7 @@ export class Conversation {
 
   async #remove(message) {
     const doomed = below(this.#tree, message), {chat} = this, {head} = chat;
-    if (doomed.some(one => this.answers.writes(one.id))) this.answers.stop(chat.id);
+    if (doomed.some(one => this.answers.writes(one.id))) await this.answers.finish(chat.id);
     const others = siblings(this.#tree, message).filter(one => one !== message);
     this.messages = this.messages.filter(one => !doomed.includes(one));
     this.#tree = treeOf(this.messages);

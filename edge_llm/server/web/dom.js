@@ -9,7 +9,7 @@ const ICONS = {
   left: "M14 7l-5 5 5 5", right: "M10 7l5 5-5 5", down: "M12 5v14M6 13l6 6 6-6", chevron: "M7 10l5 5 5-5",
   clip: "M17.5 11.5l-6 6a4 4 0 0 1-5.7-5.7l7-7a2.7 2.7 0 0 1 3.8 3.8l-6.8 6.8a1.3 1.3 0 0 1-1.9-1.9l6-6",
   sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4", pulse: "M3 12h4l3-7 4 14 3-7h4", theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
-  key: "M14.5 9.5a4 4 0 1 0-3.2 3.9L13 15h2v2h2v2h3v-3l-5.6-5.6", play: "M8 6l10 6-10 6z", file: "M7 4h7l4 4v12H7zM14 4v4h4",
+  key: "M12 15.5a4 4 0 1 1-8 0 4 4 0 0 1 8 0zM11 12.8L19.5 4.5M15.5 8.5l2.7 2.7", play: "M8 6l10 6-10 6z", file: "M7 4h7l4 4v12H7zM14 4v4h4",
   keyboard: "M3 7h18v10H3zM7 10.5h.01M11 10.5h.01M15 10.5h.01M8 14h8", warn: "M12 4L3 20h18zM12 10v4.5M12 17.3v.01",
 };
 
@@ -55,12 +55,22 @@ export function announce(text) {
   setTimeout(() => { at("said").textContent = text; }, 50);
 }
 
-export const kept = {  // the browser's own small storage; where it is closed, things last as long as the page
+const PREFIX = "edge-llm:";
+
+export const kept = {  // the browser's own small storage; where it is closed or full, things last as long as the page
   memory: new Map(),
-  read(name, area = "localStorage") { try { return window[area].getItem(`edge-llm:${name}`); } catch { return this.memory.get(area + name) ?? null; } },
+  read(name, area = "localStorage") {
+    if (this.memory.has(area + name)) return this.memory.get(area + name);
+    try { return window[area].getItem(PREFIX + name); } catch { return null; }
+  },
   write(name, value, area = "localStorage") {
-    try { value === null ? window[area].removeItem(`edge-llm:${name}`) : window[area].setItem(`edge-llm:${name}`, value); }
-    catch { value === null ? this.memory.delete(area + name) : this.memory.set(area + name, value); }
+    this.memory.delete(area + name);
+    try { value === null ? window[area].removeItem(PREFIX + name) : window[area].setItem(PREFIX + name, value); }
+    catch { if (value !== null) this.memory.set(area + name, value); }
+  },
+  /** The names that begin with `start`. */
+  names(start) {
+    try { return Object.keys(localStorage).filter(name => name.startsWith(PREFIX + start)).map(name => name.slice(PREFIX.length)); } catch { return []; }
   },
 };
 
@@ -76,5 +86,6 @@ export function bytes(count) {
   return unit ? `${(count / unit[1]).toPrecision(3)} ${unit[0]}` : `${count} B`;
 }
 
+export const counted = (count, what) => `${number(count)} ${what}${count === 1 ? "" : "s"}`;
 export const number = value => value.toLocaleString("en");
 export const short = value => value < 1000 ? String(value) : value < 1e4 ? `${(value / 1000).toFixed(1)}k` : `${Math.round(value / 1000)}k`;

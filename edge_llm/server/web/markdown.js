@@ -15,6 +15,15 @@ const CLEAN = {
   ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true,
 };
 
+const EMPHASIZED = 4e7;  // characters times marks of a paragraph: the parser looks from each mark through all the rest
+const isTooDear = (() => {
+  let last = "", found = false;  // it is asked at each mark
+  return text => {
+    if (text !== last) [last, found] = [text, text.length * text.split(/[*_]/).length > EMPHASIZED];
+    return found;
+  };
+})();
+
 const escaped = text => text.replace(/[&<>"']/g, mark => `&#${mark.charCodeAt(0)};`);
 const marked = new Marked({
   gfm: true,
@@ -24,6 +33,7 @@ const marked = new Marked({
       const found = /^<br\s*\/?>/i.exec(source);
       return found ? {type: "br", raw: found[0]} : undefined;
     },
+    emStrong(source, whole) { return isTooDear(whole) ? undefined : false; },
   },
   renderer: {
     html: token => escaped(token.raw),
@@ -50,8 +60,18 @@ export class Markdown {
 
   constructor(box) { this.box = box; }
 
-  /** Show `text`; `done` when it is all. */
+  /** Show `text`; `done` when it is all.  What the parser gives up on is shown as it is. */
   update(text, done) {
+    if (!this.#plain) {
+      try { this.#read(text, done); return; } catch (error) { console.error(error); }
+      this.#plain = h("div", {class: "block plain"});
+      this.box.replaceChildren(this.#plain);
+    }
+    this.#plain.textContent = text;
+  }
+  #plain = null;
+
+  #read(text, done) {
     text = text.replace(/\r\n?/g, "\n");
     if (!text.startsWith(this.#text) || done) this.#settled = this.#kept = 0;
     this.#text = text;

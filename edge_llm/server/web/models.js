@@ -4,6 +4,7 @@ import {bytes, dress, h, icon, kept, number} from "./dom.js";
 import {openMenu} from "./widgets.js";
 
 export const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
+export const THINKING = [["", "As the model does"], ["none", "Off"], ["low", "A little"], ["medium", "More"], ["high", "Much"]];
 const WORDS = {loaded: "Loaded", loading: "Loading", unloaded: "Loads with the first question", sleeping: "Loads with the first question", downloading: "Downloading", failed: "Cannot be loaded"};
 
 export class Models extends EventTarget {
@@ -25,12 +26,13 @@ export class Models extends EventTarget {
   /** The model that `chat` talks to, as far as is known now. */
   of(chat) {
     const named = name => this.list.find(model => model.id === name);
-    return named(chat?.model) ?? named(kept.read("model")) ?? this.list.find(model => stateOf(model) === "loaded") ?? this.list[0];
+    const first = state => this.list.find(model => state(stateOf(model)));
+    return named(chat?.model) ?? named(kept.read("model")) ?? first(state => state === "loaded") ?? first(state => state !== "failed") ?? this.list[0];
   }
 
   /** The same, loaded if it can be asked to be, so that it is known how it samples; `told` hears how far that is. */
   async chosen(chat, signal, told) {
-    if (!this.whole || !this.of(chat).sampling) await this.refresh();
+    if (this.list.length !== 1 || !this.of(chat).sampling) await this.refresh();  // of several, one may have been unloaded
     if (!this.whole) throw new Problem("The server has no model. `edge-llm import` brings one.");
     const model = this.of(chat), state = stateOf(model);
     if (["unloaded", "sleeping"].includes(state) || (state === "loading" && this.list.length > 1)) await this.#load(model, chat, signal, told);
@@ -89,17 +91,21 @@ export function showModel(button, models, chat) {
   button.title = `${model.id}: ${state}`;
 }
 
-/** The menu of models; `choose(id)` is called for the one that is chosen. */
+/** The menu of models; `choose(id)` is called for the one that is chosen.  News that come late are shown in it. */
 export async function openModels(button, models, chat, choose) {
-  let fresh = false;
-  const news = models.refresh().catch(() => {}).then(() => { fresh = true; });
+  const news = models.refresh().catch(() => {});
   await Promise.race(models.whole ? [news, new Promise(resolve => setTimeout(resolve, 300))] : [news]);
+  const box = openMenu(button, itemsOf(models, chat, choose), "Models"), shown = JSON.stringify(models.list);
+  await news;
+  if (box.isConnected && JSON.stringify(models.list) !== shown) openMenu(button, itemsOf(models, chat, choose), "Models", box.place);
+}
+
+function itemsOf(models, chat, choose) {
   const here = models.of(chat);
   const items = models.list.map(model => ({
     label: model.id, detail: [WORDS[stateOf(model)] ?? stateOf(model), ...factsOf(model)].join(" · "), checked: model === here, state: dot(model),
     disabled: stateOf(model) === "failed", on: () => choose(model.id),
   }));
   if (!items.length) items.push({label: "No models", detail: "The server does not answer, or has none", disabled: true, on: () => {}});
-  const box = openMenu(button, items, "Models");
-  if (!fresh) news.then(() => { if (box.isConnected) openModels(button, models, chat, choose); });
+  return items;
 }

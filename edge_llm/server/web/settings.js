@@ -1,6 +1,6 @@
 // What holds for one chat: its system prompt, how its answers are sampled, how hard the model thinks.
 import {at, h, tool} from "./dom.js";
-import {SAMPLING, factsOf} from "./models.js";
+import {SAMPLING, THINKING, factsOf} from "./models.js";
 
 const FIELDS = {
   temperature: ["Temperature", 0, 2, 0.05, "0 always takes the likeliest word; higher is more varied."],
@@ -11,7 +11,6 @@ const FIELDS = {
   max_tokens: ["Longest answer", 1, null, 1, "In tokens; empty is as long as fits."],
   seed: ["Seed", 0, null, 1, "The same seed and question give the same answer."],
 };
-const THINKING = [["", "As the model does"], ["none", "Off"], ["low", "A little"], ["medium", "More"], ["high", "Much"]];
 
 /** Fills the panel for `chat`; `changed()` is called for every change of it. */
 export function settingsPanel(chat, models, {changed, close}) {

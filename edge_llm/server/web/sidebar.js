@@ -40,14 +40,21 @@ export class Sidebar {
   }
 
   async #find() {
-    const words = at("search").value.toLowerCase().trim();
-    if (!words) { this.#draw(this.chats.map(chat => ({chat}))); return; }
+    const sought = at("search").value, words = sought.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) { this.#draw(this.chats.map(chat => ({chat}))); return; }
     if (!this.#words.size) {
       for (const {chat, content} of await this.store.messages()) this.#words.set(chat, `${this.#words.get(chat) ?? ""}\n${content}`);
     }
-    if (at("search").value.toLowerCase().trim() !== words) return;
-    const found = this.chats.map(chat => ({chat, place: (this.#words.get(chat.id) ?? "").toLowerCase().indexOf(words)}));
-    this.#draw(found.filter(({chat, place}) => place >= 0 || chat.title.toLowerCase().includes(words)).map(({chat, place}) => ({chat, snippet: place >= 0 ? this.#around(chat.id, place) : null})), true);
+    if (at("search").value !== sought) return;
+    this.#draw(this.chats.map(chat => this.#match(chat, words)).filter(Boolean), true);
+  }
+
+  /** The entry of `chat` if each of `words` is in it; a text that has them side by side is shown first. */
+  #match(chat, words) {
+    const said = (this.#words.get(chat.id) ?? "").toLowerCase(), title = chat.title.toLowerCase();
+    if (!words.every(word => said.includes(word) || title.includes(word))) return null;
+    const place = [words.join(" "), ...words].map(word => said.indexOf(word)).find(found => found >= 0);
+    return {chat, snippet: place === undefined ? null : this.#around(chat.id, place)};
   }
 
   #around(chat, place) {

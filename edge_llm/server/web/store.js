@@ -4,10 +4,9 @@
 // A message: {id, chat, parent, role, content, thought, thoughtMs, files, created, state, error, model, figures}; messages are a tree.
 // state of an answer: waiting, writing, done, stopped, cut, repeated, failed, broken.
 import {kept} from "./dom.js";
+import {drafts} from "./drafts.js";
 
 const STORES = ["chats", "messages", "files"];
-
-export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), byte => byte.toString(16).padStart(2, "0")).join("");
 
 const settled = request => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
@@ -28,24 +27,34 @@ class Shelf {  // IndexedDB
   #on(name, mode = "readonly") { return this.database.transaction(name, mode).objectStore(name); }
   get(name, id) { return settled(this.#on(name).get(id)); }
   all(name) { return settled(this.#on(name).getAll()); }
+  keys(name) { return settled(this.#on(name).getAllKeys()); }
   of(chat) { return settled(this.#on("messages").index("chat").getAll(chat)); }
   change(puts, deletes) {
     const work = this.database.transaction(STORES, "readwrite");
     for (const [name, value] of puts) work.objectStore(name).put(value);
     for (const [name, id] of deletes) work.objectStore(name).delete(id);
-    return new Promise((resolve, reject) => { work.oncomplete = resolve; work.onabort = work.onerror = () => reject(work.error); });
+    return ended(work);
+  }
+  renew(message) {
+    const work = this.database.transaction("messages", "readwrite"), messages = work.objectStore("messages"), request = messages.getKey(message.id);
+    request.onsuccess = () => { try { if (request.result !== undefined) messages.put(message); } catch { work.abort(); } };
+    return ended(work);
   }
 }
+
+const ended = work => new Promise((resolve, reject) => { work.oncomplete = resolve; work.onabort = work.onerror = () => reject(work.error ?? new Error("the browser did not keep it")); });
 
 class Memory {
   maps = Object.fromEntries(STORES.map(name => [name, new Map()]));
   async get(name, id) { return this.maps[name].get(id); }
   async all(name) { return structuredClone([...this.maps[name].values()]); }
+  async keys(name) { return [...this.maps[name].keys()]; }
   async of(chat) { return (await this.all("messages")).filter(message => message.chat === chat); }
   async change(puts, deletes) {
     for (const [name, value] of puts) this.maps[name].set(value.id, structuredClone(value));
     for (const [name, id] of deletes) this.maps[name].delete(id);
   }
+  async renew(message) { if (this.maps.messages.has(message.id)) this.maps.messages.set(message.id, structuredClone(message)); }
 }
 
 export class Store extends EventTarget {
@@ -71,13 +80,37 @@ export class Store extends EventTarget {
     this.tell("changed", {chat: chat?.id ?? messages[0].chat});
   }
 
+  /** Keep chats with all their messages, or nothing of them. */
+  async add(chats, messages) {
+    await this.#shelf.change([...chats.map(chat => ["chats", plain(chat)]), ...messages.map(message => ["messages", plain(message)])], []);
+    for (const {id} of chats) this.tell("changed", {chat: id});
+  }
+
+  /** Keep what has become of `message`, unless it was deleted meanwhile. */
+  async renew(message) {
+    await this.#shelf.renew(plain(message));
+    this.tell("changed", {chat: message.chat});
+  }
+
   async remove(chat, messages, whole) {
     await this.#shelf.change([], [...(whole ? [["chats", chat]] : []), ...messages.map(message => ["messages", message.id])]);
     this.tell("changed", {chat});
   }
 
-  async files(slot) { return (await this.#shelf.get("files", slot))?.files ?? []; }
-  keepFiles(slot, files) { return this.#shelf.change(files.length ? [["files", {id: slot, files}]] : [], files.length ? [] : [["files", slot]]); }
+  /** What was attached at `place` and not sent, by this tab or by one that is gone. */
+  async files(place) {
+    const own = await this.#shelf.get("files", drafts.slot(place));
+    if (own) return own.files;
+    const left = await drafts.left(place, await this.#shelf.keys("files")), found = left.length ? await this.#shelf.get("files", left[0]) : null;
+    if (!found) return [];
+    await this.#shelf.change([["files", {...found, id: drafts.slot(place)}]], [["files", left[0]]]);
+    return found.files;
+  }
+
+  keepFiles(place, files) {
+    const id = drafts.slot(place);
+    return this.#shelf.change(files.length ? [["files", {id, files}]] : [], files.length ? [] : [["files", id]]);
+  }
 }
 
 const plain = value => Object.fromEntries(Object.entries(value).filter(([name]) => !name.startsWith("$")));  // $: of this page's life only
@@ -90,15 +123,5 @@ export const halves = {
     const half = JSON.parse(kept.read(`half:${message.id}`) ?? "null");
     if (half && half.content.length >= message.content.length) Object.assign(message, half);
     this.drop(message.id);
-  },
-};
-
-/** What is typed and not sent, by place: it is written at every key, and read first from this tab's own. */
-export const drafts = {
-  read: place => kept.read(`draft:${place}`, "sessionStorage") ?? kept.read(`draft:${place}`) ?? "",
-  write(place, text) { for (const area of ["sessionStorage", "localStorage"]) kept.write(`draft:${place}`, text || null, area); },
-  drop(place, text) {
-    kept.write(`draft:${place}`, null, "sessionStorage");
-    if ((kept.read(`draft:${place}`) ?? text) === text) kept.write(`draft:${place}`, null);  // else another tab has its own by now
   },
 };

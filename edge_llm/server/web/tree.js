@@ -15,8 +15,8 @@ export const siblings = (tree, message) => tree.children.get(tree.byId.has(messa
 /** The messages from the first one to `head`; to the newest leaf where there is no such. */
 export function pathTo(tree, head) {
   const path = [];
-  for (let here = tree.byId.get(head) ?? leafOf(tree, null); here; here = tree.byId.get(here.parent)) path.unshift(here);
-  return path;
+  for (let here = tree.byId.get(head) ?? leafOf(tree, null); here; here = tree.byId.get(here.parent)) path.push(here);
+  return path.reverse();
 }
 
 /** The newest leaf below `message`, itself if nothing is below; null is the root. */
@@ -30,7 +30,9 @@ export function leafOf(tree, message) {
 
 /** `message` and all below it. */
 export function below(tree, message) {
-  return [message, ...(tree.children.get(message.id) ?? []).flatMap(child => below(tree, child))];
+  const found = [message];
+  for (const one of found) found.push(...(tree.children.get(one.id) ?? []));
+  return found;
 }
 
 /** What the model reads for the messages of `path`: files in their message, none of what failed; the same speaker twice is one. */
@@ -48,9 +50,14 @@ export function wireMessages(chat, path) {
 }
 
 function withFiles(message) {
-  const files = (message.files ?? []).map(({name, text}) => {
-    const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([run]) => run.length + 1)));
-    return `${name}:\n${fence}\n${text}\n${fence}`;
-  });
+  const files = (message.files ?? []).map(({name, text}) => `${name}:\n${fenced(text)}`);
   return [...files, message.content].filter(Boolean).join("\n\n");
+}
+
+/** `text` as a block of code, whatever marks are in it. */
+export function fenced(text) {
+  let most = 2;
+  for (const [run] of text.matchAll(/`+/g)) most = Math.max(most, run.length);
+  const fence = "`".repeat(most + 1);
+  return `${fence}\n${text}\n${fence}`;
 }

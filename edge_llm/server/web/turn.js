@@ -1,5 +1,5 @@
 // One message on the page: what was said, thought, attached, went wrong, and what can be done with it.
-import {bytes, h, icon, number, tool} from "./dom.js";
+import {bytes, counted, h, icon, number, tool} from "./dom.js";
 import {Markdown} from "./markdown.js";
 import {copy} from "./widgets.js";
 
@@ -7,7 +7,7 @@ const ENDS = {
   stopped: "Stopped.", cut: "Cut off: the limit of tokens is reached.", repeated: "Stopped: it repeated itself.",
   broken: "Broke off: the page was closed while it was written.",
 };
-const seconds = ms => ms < 950 ? `${(ms / 1000).toFixed(1)} s` : ms < 90000 ? `${Math.round(ms / 1000)} s` : `${Math.round(ms / 60000)} min`;
+const seconds = ms => ms < 950 ? `${Math.round(ms)} ms` : ms < 90000 ? `${Math.round(ms / 1000)} s` : `${Math.round(ms / 60000)} min`;
 
 export class Turn {
   #drawn = 0;  // when the answer was drawn last
@@ -80,7 +80,7 @@ export class Turn {
     const shown = this.thought.firstChild;
     if (shown && thought.startsWith(shown.data)) shown.appendData(thought.slice(shown.data.length));
     else this.thought.textContent = thought;
-    this.summary.textContent = thinking ? `Thinking for ${seconds(thoughtMs)}` : `Thought for ${seconds(thoughtMs)}`;
+    this.summary.textContent = thinking ? (thoughtMs < 950 ? "Thinking" : `Thinking for ${seconds(thoughtMs)}`) : `Thought for ${thoughtMs < 950 ? "a moment" : seconds(thoughtMs)}`;
     this.fold.classList.toggle("thinking", thinking);
     if (!this.touched) this.fold.open = thinking;
     if (thinking) this.thought.scrollTop = this.thought.scrollHeight;
@@ -137,7 +137,7 @@ export class Turn {
 
   #figures({written, speed, prompt, cached, first, drafted, accepted}) {
     const all = [
-      `${number(written)} tokens`, speed > 0 && `${speed >= 100 ? Math.round(speed) : speed.toFixed(1)} per second`, first > 0 && `first after ${seconds(first)}`,
+      counted(written, "token"), speed > 0 && `${speed >= 100 ? Math.round(speed) : speed.toFixed(1)} per second`, first > 0 && `first after ${seconds(first)}`,
       `prompt ${number(prompt ?? 0)}${cached ? `, ${number(cached)} cached` : ""}`, drafted > 0 && `${Math.round((100 * accepted) / drafted)} % of ${drafted} guesses right`,
     ].filter(Boolean);
     return h("span", {class: "figures", title: all.join(" · "), text: all.slice(0, 2).join(" · ")});

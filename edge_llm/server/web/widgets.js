@@ -1,8 +1,8 @@
 // Menus, dialogs and short messages, each of which a keyboard can reach and leave.
-import {at, h, icon} from "./dom.js";
+import {announce, at, h, icon} from "./dom.js";
 
-/** A menu at `anchor`; each item is {label, detail, icon, on, checked, danger, disabled}, or null for a line. */
-export function openMenu(anchor, items, label) {
+/** A menu at `anchor`; each item is {label, detail, icon, on, checked, danger, disabled}, or null for a line; `here`: which has the focus. */
+export function openMenu(anchor, items, label, here = null) {
   document.querySelector(".menu")?.dismiss(false);
   const box = h("div", {class: "menu", role: "menu", "aria-label": label});
   for (const item of items) box.append(item === null ? h("hr") : menuItem(item, box));
@@ -22,7 +22,9 @@ export function openMenu(anchor, items, label) {
   addEventListener("resize", resized);
   box.addEventListener("keydown", event => walk(event, box));
   box.addEventListener("focusout", event => { if (event.relatedTarget && !box.contains(event.relatedTarget)) box.dismiss(false); });
-  (box.querySelector("[aria-checked=true]") ?? box.querySelector("button:not([disabled])"))?.focus();
+  const buttons = [...box.querySelectorAll("button:not([disabled])")];
+  Object.defineProperty(box, "place", {get: () => buttons.indexOf(document.activeElement)});
+  (buttons[here ?? -1] ?? box.querySelector("[aria-checked=true]") ?? buttons[0])?.focus();
   return box;
 }
 
@@ -102,6 +104,7 @@ export async function copy(text, button = null) {
     if (!done) { toast("This browser does not let the page copy; select the text instead"); return; }
   }
   if (!button) { toast("Copied"); return; }
+  announce("Copied");
   const before = [...button.childNodes];
   button.replaceChildren(icon("check"), ...(button.classList.contains("quiet") ? [] : [h("span", {text: "Copied"})]));
   setTimeout(() => button.replaceChildren(...before), 1500);
