@@ -292,7 +292,7 @@ def test_products_of_rows_with_scales_stay_in_float16_whatever_the_weight(scale)
 def test_prompts_come_in_chunks_that_the_chip_likes(bundles):
 
     def chunk_of(**options):
-        return fill_defaults(RuntimeConfig(**options), bundles["plain", True].config, this_machine()).chunk
+        return fill_defaults(RuntimeConfig(**options), bundles["plain", True].config, this_machine())[0].chunk
 
     found = {name: chunk_of(device=name) for name in ("host", "ascend", "ascend:910b")}
     assert found == {"host": 256, "ascend": chip_law("310p").chunk, "ascend:910b": chip_law("910b").chunk}

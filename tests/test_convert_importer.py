@@ -61,7 +61,8 @@ from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.runner.base import Runner
 from edge_llm.sources import open_source
-from edge_llm.text.chat import TOOL_USE, ChatTemplate
+from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.template_files import TOOL_USE
 from edge_llm.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,9 +23,10 @@ from edge_llm.devices.base import DeviceOptions
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.carry_out import read_weights
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.resolve import resolve
-from edge_llm.opening.runner import load_runner, read_weights
+from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.plan import WeightSizes, plan_memory

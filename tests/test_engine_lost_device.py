@@ -18,8 +18,8 @@ from edge_llm.engine.batcher import Limits
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import collect
 from edge_llm.errors import DeviceError, DeviceLost
+from edge_llm.opening import carry_out as opening
 from edge_llm.opening import defaults
-from edge_llm.opening import runner as opening
 from edge_llm.opening.load import load_engine
 
 PLACEMENTS = ("split", "card")

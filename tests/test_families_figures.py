@@ -22,9 +22,9 @@ from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kernels import ThreadPool
 from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
+from edge_llm.opening.carry_out import open_runner
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.resolve import resolve
-from edge_llm.opening.runner import open_runner
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.sources import open_source
 

@@ -274,9 +274,9 @@ def test_few_files_know_a_kind_of_operation(kind):
     assert others == {f"edge_llm.{name}" for name in KNOWERS[kind]}
 
 
-SIZE_READERS = {"edge_llm.opening.resolve", "edge_llm.cli.cache", "edge_llm.weights.budget"}
+SIZE_READERS = {"edge_llm.opening.budgets", "edge_llm.cli.cache", "edge_llm.weights.budget"}
 """A size that a user wrote is read where the plan of an opening is made, or by a command that opens nothing."""
-CHANGERS = {f"edge_llm.opening.{name}" for name in ("affinity", "runner", "load", "prefix_cache")}
+CHANGERS = {f"edge_llm.opening.{name}" for name in ("begin", "carry_out", "runner", "load", "prefix_cache")}
 """Files that bind, read weights or write."""
 
 
@@ -300,3 +300,35 @@ def test_a_plan_is_made_without_effects():
         called = (ast.unparse(node.func) for node in ast.walk(parsed(paths[name])) if isinstance(node, ast.Call))
         calls = {one.rpartition(".")[2] for one in called}
         assert not calls & {"sched_setaffinity", "write_text", "write_bytes", "mkdir", "unlink", "ThreadPool"}, name
+
+
+OPENING = (
+    "library", "made_from", "examine", "processor",  # what is here, for lists and reports
+    "runner", "load",  # a plan is made, and carried out
+    "resolve", "budgets", "defaults", "cpus",  # it is made
+    "carry_out", "draft_model", "prefix_cache", "float_assembly", "numerics", "begin",  # it is carried out
+    "plan", "ledger", "machine", "auto_device",  # what both know
+)  # fmt: skip
+"""The rooms of `edge_llm.opening`; each imports only those behind it."""
+
+
+def imports_in_opening():
+    """By name: the rooms of `edge_llm.opening` that each of them imports."""
+    paths = {path.stem: path for path in modules() if module_name(path).startswith("edge_llm.opening.")}
+    names = {f"edge_llm.opening.{stem}": stem for stem in paths}
+    found = {stem: imported_among(ast.walk(parsed(path)), names.keys()) for stem, path in paths.items()}
+    return {stem: {names[one] for one in imported} - {stem} for stem, imported in found.items()}
+
+
+def test_opening_is_entered_in_one_direction():
+    found = imports_in_opening()
+    assert found.keys() == set(OPENING)
+    for here, imported in found.items():
+        assert not imported - set(OPENING[OPENING.index(here) :]), f"opening/{here}.py"
+
+
+def test_what_carries_a_plan_out_decides_nothing():
+    planners, first, last = set(OPENING[6:10]), OPENING.index("carry_out"), OPENING.index("begin")
+    found = imports_in_opening()
+    for name in OPENING[first : last + 1]:
+        assert not found[name] & planners, name

@@ -5,8 +5,9 @@ import os
 import pytest
 
 from edge_llm.errors import UsageError
-from edge_llm.opening.affinity import bind
-from edge_llm.opening.cpus import NumaNodes, chosen_cpus, node_cpus, numa_nodes, parse_cpus
+from edge_llm.opening.begin import bind
+from edge_llm.opening.cpus import chosen_cpus, node_cpus, parse_cpus
+from edge_llm.opening.machine import NumaNodes, numa_nodes
 
 
 @pytest.fixture

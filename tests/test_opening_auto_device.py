@@ -16,7 +16,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
 from edge_llm.opening import auto_device, defaults, examine, machine, resolve
-from edge_llm.opening import runner as opening
+from edge_llm.opening import begin as opening
 from edge_llm.opening.auto_device import AutoDevice, choose_device, find_device
 from edge_llm.opening.load import load_engine, plan_of
 

@@ -16,13 +16,12 @@ from edge_llm.errors import DeviceError, OutOfMemory, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import kv_bytes
 from edge_llm.opening.auto_device import AutoDevice
-from edge_llm.opening.cpus import NumaNodes
+from edge_llm.opening.carry_out import open_runner
 from edge_llm.opening.ledger import Ledger
 from edge_llm.opening.load import open_engine
-from edge_llm.opening.machine import Machine
+from edge_llm.opening.machine import Machine, NumaNodes
 from edge_llm.opening.plan import plan_rows
 from edge_llm.opening.resolve import resolve
-from edge_llm.opening.runner import open_runner
 
 GIB = 1 << 30
 TASKS = Path("/proc/self/task")
@@ -131,7 +130,7 @@ def test_bad_options_are_refused_before_anything_is_read(bundle, given, param):
 
 def test_a_draft_model_is_planned_and_counted(folder, bundle):
     alone = resolve(options(), MACHINE, bundle)
-    plan = resolve(options(draft=str(folder), memory="80%"), MACHINE, bundle)
+    plan = resolve(options(draft=str(folder), memory="80%"), MACHINE, bundle, draft=bundle)
     assert plan.draft is not None and plan.facts["draft"] == folder.name
     assert plan.draft.memory.weights == alone.memory.weights  # the budget is for the weights of the model alone
     assert plan.memory.weights == plan.weights.host.held_bytes + plan.draft.memory.weights

@@ -18,9 +18,9 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
+from edge_llm.opening.carry_out import open_runner
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.resolve import resolve
-from edge_llm.opening.runner import open_runner
 from edge_llm.runner.base import Cancelled, Runner, Segment
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from serving import client_of, hosted
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.opening import runner
+from edge_llm.opening import carry_out
 from edge_llm.opening.load import load_engine
 
 PLACEMENTS = ("split", "card")
@@ -68,7 +68,7 @@ def error_of(response, stream):
 
 def test_a_server_whose_host_has_no_memory_says_so(folder, fuse, monkeypatch):
     """HTTP | all | If the host has no room for its model, requests are 500 `device_error`, and /health is 503 and says why."""
-    monkeypatch.setattr(runner, "free_memory", lambda: 1000)
+    monkeypatch.setattr(carry_out, "free_memory", lambda: 1000)
     fuse.set(0)
     engine = engine_of(folder, device=NAME)
     with client_of(hosted(engine=engine)) as client:

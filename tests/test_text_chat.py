@@ -31,7 +31,8 @@ from model_files import byte_level_tokenizer, write_json, write_tokenizer
 from edge_llm.child import owner
 from edge_llm.errors import ContextOverflow, EdgeLLMError, InvalidTokenizer, Overloaded, UsageError
 from edge_llm.text import chat, rendering, sandbox
-from edge_llm.text.chat import ChatTemplate, encode_chat, find_template
+from edge_llm.text.chat import ChatTemplate, encode_chat
+from edge_llm.text.template_files import TOOL_USE, read_templates
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
 
 USER = {"role": "user", "content": "What is 2+2?"}
@@ -448,17 +449,17 @@ def test_d13_role_that_spells_a_token_stays_text() -> None:
 # ---- where a template comes from
 
 
-def test_find_template(tmp_path: Path) -> None:
-    assert find_template(tmp_path) is None
+def test_read_templates(tmp_path: Path) -> None:
+    assert read_templates(tmp_path).usual is None
     config = tmp_path / "tokenizer_config.json"
     write_json(config, {"chat_template": "one"})
-    assert find_template(tmp_path) == "one"
+    assert read_templates(tmp_path).usual == "one"
     write_json(config, {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})
-    assert find_template(tmp_path) == "d"
+    assert read_templates(tmp_path).usual == "d"
     write_json(config, {"chat_template": [{"name": "tool_use", "template": "t"}]})
-    assert find_template(tmp_path) is None
+    assert read_templates(tmp_path).usual is None
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert find_template(tmp_path) == "file"
+    assert read_templates(tmp_path).usual == "file"
 
 
 def test_the_template_for_tools_is_taken_where_tools_are_given(tmp_path: Path) -> None:
@@ -475,7 +476,7 @@ def test_the_template_for_tools_is_taken_where_tools_are_given(tmp_path: Path) -
     write_json(config, {"chat_template": [{"name": "default", "template": plain}, {"name": "tool_use", "template": for_tools}]})
     assert rendered() == ["plain ", "plain ", "weather "]
     assert ChatTemplate.from_folder(tmp_path, ours).shape.tools
-    beside = tmp_path / chat.TOOL_USE
+    beside = tmp_path / TOOL_USE
     beside.parent.mkdir()
     beside.write_text("beside " + for_tools)
     assert rendered() == ["plain ", "plain ", "beside weather "]
@@ -493,18 +494,18 @@ def test_the_template_for_tools_is_taken_where_tools_are_given(tmp_path: Path) -
 def test_bad_template_files(tmp_path: Path) -> None:
     write_json(tmp_path / "tokenizer_config.json", {"chat_template": 3})
     with pytest.raises(InvalidTokenizer, match="must be a string"):
-        find_template(tmp_path)
+        read_templates(tmp_path)
     path = tmp_path / "chat_template.jinja"
     path.write_bytes(b"\xff")
     with pytest.raises(InvalidTokenizer, match="UTF-8"):
-        find_template(tmp_path)
+        read_templates(tmp_path)
     path.write_bytes(b"x" * ((1 << 20) + 1))
     with pytest.raises(InvalidTokenizer, match="at most"):
-        find_template(tmp_path)
+        read_templates(tmp_path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(InvalidTokenizer, match="is a pipe"):
-        find_template(tmp_path)
+        read_templates(tmp_path)
 
 
 def test_from_folder_knows_the_special_tokens(tmp_path: Path) -> None:

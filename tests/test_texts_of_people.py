@@ -20,7 +20,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.errors import InvalidTokenizer
 from edge_llm.opening.load import load_engine
 from edge_llm.strict_json import read_object
-from edge_llm.text.chat import find_template
+from edge_llm.text.template_files import read_templates
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.user_config import read_user_config
 
@@ -40,7 +40,7 @@ def tokenizer_of(path):
 
 def template_of(path):
     path.rename(path.with_name("chat_template.jinja"))
-    return find_template(path.parent)
+    return read_templates(path.parent).usual
 
 
 def prompt_of(path):

@@ -22,7 +22,7 @@ from edge_llm.kernels import ThreadPool
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.opening.affinity import bind
+from edge_llm.opening.begin import bind
 from edge_llm.opening.float_assembly import bundle_layer, float_model
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.resolve import resolve

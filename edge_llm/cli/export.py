@@ -88,7 +88,7 @@ def _refuse_others(kind: str, options: Mapping[str, Mapping[str, object]]) -> No
 
 def _onnx(model: str, out: str | None, flavour: str, runtime: RuntimeConfig, as_json: bool) -> None:
     with open_bundle(find_bundle(model)) as bundle, progress_bar() as draw:
-        runtime = fill_defaults(runtime, bundle.config, this_machine())
+        runtime, _ = fill_defaults(runtime, bundle.config, this_machine())
         assert runtime.context is not None and runtime.chunk is not None
         folder = f"{bundle.folder.resolve().name}-{ONNX}" if out is None else out
         lengths = chunk_lengths(runtime.chunk, runtime.context)

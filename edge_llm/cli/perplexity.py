@@ -107,7 +107,7 @@ def perplexity_command(
 
 def _runs_on_host(model: str, runtime: RuntimeConfig) -> bool:
     with open_bundle(find_bundle(model)) as bundle:
-        return fill_defaults(runtime, bundle.config, this_machine()).device == "host"
+        return fill_defaults(runtime, bundle.config, this_machine())[0].device == "host"
 
 
 def _on_card(kv: str) -> str:

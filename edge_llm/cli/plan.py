@@ -17,10 +17,10 @@ from edge_llm.cli.values import MODEL
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.begin import say as say_notices
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.plan import Plan, WeightsPlan, site_rows
 from edge_llm.opening.resolve import resolve
-from edge_llm.opening.runner import say_once
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
 from edge_llm.subgraphs.placement import PLACEMENTS
@@ -45,8 +45,7 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     """
     with open_bundle(find_bundle(known_here(model))) as bundle:
         plan = resolve(RuntimeConfig(**options), this_machine(), bundle)
-        for notice in plan.notices:
-            say_once(notice)
+        say_notices(plan.notices)
         reckoned = _reckon(plan)
     if as_json:
         say_json(reckoned.facts)

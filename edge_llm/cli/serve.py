@@ -135,8 +135,8 @@ def _every_model(
     journal: Callable[[str], None],
 ) -> tuple[list[str], ModelPool, LoadModel | None]:
     """Names, pool and loader of all models, none of which is loaded at first."""
+    from edge_llm.opening.budgets import models_budget
     from edge_llm.opening.ledger import Ledger
-    from edge_llm.opening.resolve import models_budget
     from edge_llm.server.keep_alive import keep_alive_seconds
     from edge_llm.server.on_demand import OnDemandPool
     from edge_llm.server.running import EVERY_MODEL

@@ -19,7 +19,8 @@ from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
 from edge_llm.runner.base import Cancel, Runner, never
-from edge_llm.text.chat import TURNS, ChatTemplate, chat_prompt
+from edge_llm.text.chat import ChatTemplate, chat_prompt
+from edge_llm.text.template_files import TURNS
 from edge_llm.text.tokenizer import Tokenizer
 
 

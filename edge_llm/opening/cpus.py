@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import replace
 
-from edge_llm.ascend.npu.pci import pci_cards
 from edge_llm.errors import UsageError
+from edge_llm.opening.machine import Machine, NumaNodes
 
 MAX_CPU = 4095
 _LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
-@dataclass(frozen=True)
-class NumaNodes:
-    """The NUMA nodes of a machine."""
-
-    cpus: Mapping[str, str]
-    """By the number of a node: its CPUs, as Linux lists them."""
-    of_card: str | None = None
-    """The node that the first Ascend card is attached to; None without a card."""
-
-
-def numa_nodes(system: Path) -> NumaNodes:
-    """The nodes of the machine whose facts lie below ``system`` (/sys)."""
-    files = sorted((system / "devices/system/node").glob("node[0-9]*/cpulist"))
-    cards = pci_cards(system)
-    node = str(cards[0].node or 0) if cards else None  # a machine of one node names none
-    return NumaNodes({file.parent.name.removeprefix("node"): file.read_text() for file in files}, node)
+def on_chosen_cpus(machine: Machine, cpus: str | None, numa: str | None) -> Machine:
+    """``machine`` with those of its CPUs that `chosen_cpus` gives; itself for no choice.  Raises `UsageError`."""
+    chosen = chosen_cpus(cpus, numa, machine.cpus, machine.nodes)
+    if chosen is None:
+        return machine
+    return replace(machine, cpus={cpu: core for cpu, core in machine.cpus.items() if cpu in chosen})
 
 
 def chosen_cpus(cpus: str | None, numa: str | None, allowed: Iterable[int], nodes: NumaNodes) -> frozenset[int] | None:

@@ -8,26 +8,17 @@ from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import DEFAULT_CONTEXT, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device
 from edge_llm.errors import UsageError
-from edge_llm.opening.cpus import chosen_cpus
+from edge_llm.opening.cpus import on_chosen_cpus
 from edge_llm.opening.machine import Machine
 from edge_llm.subgraphs.placement import choose_placement
 
 
-def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine) -> RuntimeConfig:
-    """``options`` with a device, threads, a context that the model allows, and chunks.
+def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine) -> tuple[RuntimeConfig, Machine]:
+    """``options`` with a device, threads, a context that the model allows, and chunks; ``machine`` with the CPUs they choose.
 
     Raises `UsageError` for an unknown device, and for options that contradict each other, the model or the machine.
     """
-    return filled(options, config, on_chosen_cpus(options, machine))
-
-
-def on_chosen_cpus(options: RuntimeConfig, machine: Machine) -> Machine:
-    """``machine`` with those of its CPUs that ``options`` choose.  Raises `UsageError`."""
-    return machine.narrowed(chosen_cpus(options.cpus, options.numa, machine.cpus, machine.nodes))
-
-
-def filled(options: RuntimeConfig, config: ModelConfig, machine: Machine) -> RuntimeConfig:
-    """`fill_defaults` on a ``machine`` of which only chosen CPUs are left."""
+    here = on_chosen_cpus(machine, options.cpus, options.numa)
     device, reason = options.device, options.device_reason
     if device == "auto":
         device, reason = ("host", reason) if options.float_path else (machine.auto.device, machine.auto.reason)
@@ -37,14 +28,15 @@ def filled(options: RuntimeConfig, config: ModelConfig, machine: Machine) -> Run
     context = options.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")
-    return replace(
+    found = replace(
         options,
         device=device,
         device_reason=reason,
-        threads=options.threads or machine.threads,
+        threads=options.threads or here.threads,
         context=context,
         chunk=options.chunk or longest_chunk(device),
     )
+    return found, here
 
 
 def _check_float(options: RuntimeConfig, device: str) -> None:
@@ -56,11 +48,3 @@ def _check_float(options: RuntimeConfig, device: str) -> None:
     choose_placement(options.placement, ("host",), "--float")
     if options.card_memory is not None:
         raise UsageError("--card-memory has no meaning with --float, which runs on the host", param="card_memory")
-
-
-def host_options(options: RuntimeConfig, reason: str) -> RuntimeConfig:
-    """The filled-in ``options`` on the host, for this ``reason``; the host's own chunk replaces the device's own."""
-    chunk = options.chunk if options.chunk != longest_chunk(options.device) else longest_chunk("host")
-    return replace(
-        options, device="host", device_reason=reason, placement="auto", keys="auto", card_memory=None, chunk=chunk
-    )

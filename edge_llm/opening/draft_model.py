@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from edge_llm.decoding.draft import Drafter
+from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.decoding.sampler import greedy
+from edge_llm.opening.plan import Plan
 from edge_llm.runner.base import Runner
+
+
+def make_drafter(plan: Plan, runner: Runner[Any] | None) -> Callable[[], Drafter]:
+    """What guesses ahead for answers of the model of ``plan``: the draft model that ``runner`` runs, if it has one.
+
+    One drafter serves one answer.
+    """
+    if runner is None or plan.draft is None:
+        return prompt_lookup if plan.options.draft == "lookup" else lambda: no_draft
+    vocab_size = min(plan.draft.bundle.config.vocab_size, plan.bundle.config.vocab_size)
+    return lambda: model_drafter(runner, vocab_size)
 
 
 def model_drafter(runner: Runner[Any], vocab_size: int) -> Drafter:

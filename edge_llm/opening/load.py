@@ -10,28 +10,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_llm.config import ROW, RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
-from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.errors import StorageError
-from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.formats.sizes import float_sizes, sizes
-from edge_llm.opening.draft_model import model_drafter
+from edge_llm.opening.begin import begin
+from edge_llm.opening.carry_out import open_runner, open_runners, run_on_host
+from edge_llm.opening.draft_model import make_drafter
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.plan import Plan
 from edge_llm.opening.resolve import resolve
-from edge_llm.opening.runner import begin, make_runner, open_runner, run_on_host
 from edge_llm.paths import find_bundle, models_folder
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.runner.base import Runner
-from edge_llm.text.chat import ChatTemplate, begun_process
+from edge_llm.text.texts import load_texts
 from edge_llm.text.tokenizer import Tokenizer
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: StageProgress | None = None) -> Engine:
@@ -47,7 +49,7 @@ def plan_of(model: str | Path | None, runtime: RuntimeConfig) -> Plan:
     """How `load_engine` would run ``model``.  Raises what `load_engine` raises but `CorruptBundle` of weights."""
     folder = find_bundle(model)
     _clear_leftovers()
-    return resolve(runtime, this_machine(), open_bundle(folder))
+    return resolve(runtime, this_machine(), open_bundle(folder), _draft_bundle(runtime.draft))
 
 
 def _clear_leftovers() -> None:
@@ -56,15 +58,20 @@ def _clear_leftovers() -> None:
         clear_leftovers(models_folder())
 
 
+def _draft_bundle(name: str) -> Bundle | None:
+    """The model ``name`` that guesses ahead; None where no model does."""
+    return None if name in ("lookup", "none") else open_bundle(find_bundle(name))
+
+
 def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: float | None = None) -> Engine:
     """Carry out ``plan``; loading counts from ``started`` (`time.perf_counter`), or from now.
 
     Raises `CorruptBundle`, `DeviceError` for a device that was asked for and refuses now.
     """
     started = time.perf_counter() if started is None else started
-    begin(plan)
-    tokenizer, template, runner = _parts(plan, progress)
-    drafter = make_drafter(plan)
+    begin(plan.cpus, plan.notices)
+    reading_texts = partial(load_texts, plan.bundle.folder, plan.bundle.config.vocab_size)
+    (tokenizer, template), (plan, runner, draft) = _together(reading_texts, partial(open_runners, plan, progress))
     defaults = generation_defaults(plan.bundle.generation_config)
     return Engine(
         name=plan.name,
@@ -75,52 +82,34 @@ def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: f
         runner=runner,
         load_ms=1e3 * (time.perf_counter() - started),
         limits=plan.limits,
-        make_drafter=drafter,
-        replace_runner=partial(run_on_host, plan.options, plan.machine, plan.bundle),
-        facts=model_facts(plan, runner.site.activations),
+        make_drafter=make_drafter(plan, draft),
+        replace_runner=partial(run_on_host, plan),
+        facts=_model_facts(plan),
         served=defaults.served,
     )
 
 
-def _parts(plan: Plan, progress: StageProgress | None) -> tuple[Tokenizer, ChatTemplate, Runner[Any]]:
-    """All that an engine is made of; weights are read while the tokenizer is built."""
-    folder = plan.bundle.folder
-
-    def texts() -> tuple[Tokenizer, ChatTemplate]:
-        process = begun_process(folder)
-        tokenizer = Tokenizer.from_folder(folder, plan.bundle.config.vocab_size)
-        return tokenizer, ChatTemplate.from_folder(folder, tokenizer, process)
-
+def _together(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """What both make; ``second`` works in another thread meanwhile."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        return *texts(), make_runner(plan, progress)  # one after the other: memory that is there stays there
+        return first(), second()  # one after the other: memory that is there stays there
     with ThreadPoolExecutor(1) as background:
-        loading = background.submit(make_runner, plan, progress)
-        tokenizer, template = texts()
-        return tokenizer, template, loading.result()
+        beside = background.submit(second)
+        return first(), beside.result()
 
 
-def make_drafter(plan: Plan) -> Callable[[], Drafter]:
-    """What guesses ahead for answers of the model of ``plan``; one drafter serves one answer."""
-    if plan.draft is None:
-        return prompt_lookup if plan.options.draft == "lookup" else lambda: no_draft
-    runner = make_runner(plan.draft)
-    vocab_size = min(plan.draft.bundle.config.vocab_size, plan.bundle.config.vocab_size)
-    return lambda: model_drafter(runner, vocab_size)
-
-
-def model_facts(plan: Plan, activations: str) -> ModelFacts:
-    """The facts of the model of ``plan`` as it runs, with these scales of ``activations``."""
+def _model_facts(plan: Plan) -> ModelFacts:
+    """The facts of the model of ``plan`` as it runs."""
     bundle, options = plan.bundle, plan.options
-    found = float_sizes(bundle) if options.float_path else sizes(bundle)
     all_kept = ModelFacts(
         linears=len(bundle.facts),
         budget=plan.weights.budget,
-        precision=found.precision,
-        weights_bytes=found.nbytes,
-        bits_per_weight=found.bits_per_weight,
+        precision=plan.sizes.precision,
+        weights_bytes=plan.sizes.nbytes,
+        bits_per_weight=plan.sizes.bits_per_weight,
         plan=plan.facts,
     )
-    if options.float_path or not options.shadow or activations == ROW:
+    if options.float_path or not options.shadow or plan.site.activations == ROW:
         return all_kept
     hot = sum(tensor.shape[0] for name, tensor in bundle.tensors.items() if name.endswith(".hot_index"))
     shadowed = sum(facts.get("shadow", NONE) != NONE for facts in bundle.facts.values())

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from edge_llm.ascend.npu.pci import pci_cards
 from edge_llm.opening.auto_device import NONE, AutoDevice, find_device
-from edge_llm.opening.cpus import NumaNodes, numa_nodes
 from edge_llm.resources import cpu_quota, threads_for, total_memory, usable_cpus
 
 SYSTEM = Path("/sys")
+
+
+@dataclass(frozen=True)
+class NumaNodes:
+    """The NUMA nodes of a machine."""
+
+    cpus: Mapping[str, str]
+    """By the number of a node: its CPUs, as Linux lists them."""
+    of_card: str | None = None
+    """The node that the first Ascend card is attached to; None without a card."""
+
+
+def numa_nodes(system: Path) -> NumaNodes:
+    """The nodes of the machine whose facts lie below ``system`` (/sys)."""
+    files = sorted((system / "devices/system/node").glob("node[0-9]*/cpulist"))
+    cards = pci_cards(system)
+    node = str(cards[0].node or 0) if cards else None  # a machine of one node names none
+    return NumaNodes({file.parent.name.removeprefix("node"): file.read_text() for file in files}, node)
 
 
 @dataclass(frozen=True)
@@ -32,12 +50,6 @@ class Machine:
     def threads(self) -> int:
         """Threads that a model gets where nothing else is asked for: one for each core."""
         return threads_for(self.cpus, self.quota)
-
-    def narrowed(self, cpus: Set[int] | None) -> Machine:
-        """The same for a process that is bound to ``cpus``; None: to those that it may use."""
-        if cpus is None:
-            return self
-        return replace(self, cpus={cpu: core for cpu, core in self.cpus.items() if cpu in cpus})
 
 
 def this_machine() -> Machine:

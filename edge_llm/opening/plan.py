@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import ASKED_FOR, RuntimeConfig
 from edge_llm.devices.base import Device, Room
 from edge_llm.engine.limits import Limits
+from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.sizes import Sizes
 from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.opening.defaults import host_options
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle
@@ -68,6 +69,8 @@ class Plan:
     room: Room
     """Tokens and chunks that it is opened for."""
     weights: WeightsPlan
+    sizes: Sizes
+    """Of the weights as they are stored."""
     memory: MemoryNeeds
     """All that it takes, a draft model's included."""
     prefix_bytes: int = 0
@@ -78,6 +81,10 @@ class Plan:
     """Found, and nothing of the model on it; None for a float model."""
     draft: Plan | None = None
     """Of the draft model, if one guesses ahead."""
+    host: Plan | None = field(default=None, repr=False)
+    """The same model on the host, for a device that refuses or is lost; None where there is none."""
+    no_host: str = ""
+    """Why there is none; empty where this is the host."""
     notices: tuple[str, ...] = ()
     """What the user is told when it is carried out."""
 
@@ -109,7 +116,28 @@ class Plan:
     @property
     def limits(self) -> Limits:
         """How much is computed in a step, here and after a lost device."""
-        return _limits(self.options, _limits(host_options(self.options, "the device is lost")))
+        return _limits(self.options, None if self.host is None else _limits(self.host.options))
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the host may take the place of the device: `auto` chose it."""
+        return may_move(self.options)
+
+    def on_host(self, reason: str) -> Plan:
+        """The plan of the same model on the host, for this ``reason``; a draft model stays where it is.
+
+        Raises `DeviceError` where the host cannot.
+        """
+        if self.host is None:
+            raise DeviceError(f"{reason}; the host cannot take its place: {self.no_host or 'it is there already'}")
+        options, runtime = (replace(one, device_reason=reason) for one in (self.host.options, self.host.runtime))
+        site = replace(self.host.site, device_reason=reason)
+        return replace(self.host, options=options, runtime=runtime, site=site, notices=(moved(reason),))
+
+    def with_draft(self, draft: Plan) -> Plan:
+        """The same, with the model of ``draft`` to guess ahead."""
+        host = None if self.host is None else self.host.with_draft(draft)
+        return replace(self, draft=draft, memory=self.memory + draft.memory, host=host)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -131,6 +159,21 @@ class Plan:
             "streamed_bytes_per_token": host.streamed_bytes,
             "memory": {**asdict(self.memory), "main": self.memory.main},
         }
+
+
+def may_move(options: RuntimeConfig) -> bool:
+    """Whether the host may take the place of the device of the filled-in ``options``: `auto` chose it."""
+    return options.device != "host" and options.device_reason != ASKED_FOR
+
+
+def refused(device: str, error: DeviceError) -> str:
+    """Why the host takes the place of ``device``."""
+    return f"the device `{device}` refuses: {error}"
+
+
+def moved(reason: str) -> str:
+    """What the user is told of it."""
+    return f"--device auto uses the host: {reason}"
 
 
 def _limits(options: RuntimeConfig, after_loss: Limits | None = None) -> Limits:

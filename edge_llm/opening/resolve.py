@@ -7,131 +7,108 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge_llm.config import (
-    ACTIVATIONS,
-    ASKED_FOR,
-    AUTO,
-    ROW,
-    STATIC,
-    RuntimeConfig,
-)
+from edge_llm.ascend.npu.chips import longest_chunk
+from edge_llm.config import ACTIVATIONS, AUTO, ROW, STATIC, RuntimeConfig
 from edge_llm.devices import has_card, open_device
 from edge_llm.devices.base import CardKeeper, Device, DeviceOptions, Room
 from edge_llm.devices.model import activation_bytes
-from edge_llm.errors import DeviceError, UsageError
+from edge_llm.errors import DeviceError, EdgeLLMError, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.formats.sizes import float_sizes
+from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder
-from edge_llm.opening.defaults import filled, host_options, on_chosen_cpus
+from edge_llm.opening.budgets import Budgets, read_budgets
+from edge_llm.opening.defaults import fill_defaults
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
-from edge_llm.opening.plan import CardShare, Plan, WeightsPlan
-from edge_llm.paths import find_bundle
-from edge_llm.resources import free_memory
+from edge_llm.opening.plan import CardShare, Plan, WeightsPlan, may_move, moved, refused
 from edge_llm.runner.base import FLOAT_SITE, Site
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
-from edge_llm.weights.budget import parse_disk, parse_memory
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory, plan_staging
 
 PROCESS_BYTES = 42 << 20
 """Memory of a process without a model: Python, NumPy, the tokenizer."""
 
 
-def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Plan:
+def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bundle | None = None) -> Plan:
     """How the model in ``bundle`` runs on ``machine`` under ``options``; on the host where `auto` chose a card that refuses.
+
+    ``draft`` is the model that guesses ahead, where ``options`` name one.
 
     Raises `UsageError` for options that are invalid, contradict each other, the model or the machine, for budgets that are too
     small, and for a draft model of another tokenizer; `DeviceError` for a device that was asked for and cannot be used.
     """
-    here = on_chosen_cpus(options, machine)
-    runtime = filled(options, bundle.config, here)
+    runtime, here = fill_defaults(options, bundle.config, machine)
     gap = machine.auto.remedy if options.device == AUTO and not options.float_path else ""
     notices = (f"--device auto uses the host: {machine.auto.reason}; {gap}",) if gap else ()
     try:
-        plan = _resolved(runtime, here, bundle)
+        plan = replace(_resolved(runtime, here, bundle), notices=notices)
     except DeviceError as error:
         if not may_move(runtime):
             raise
-        refusal = refused(runtime, error)
-    else:
-        return replace(plan, cpus=_bound(here, machine), notices=notices)
-    return replace(on_host(runtime, here, bundle, refusal), cpus=_bound(here, machine), notices=(moved(refusal),))
+        reason = refused(runtime.device, error)
+        plan = replace(_resolved(_host_options(runtime, reason), here, bundle), notices=(moved(reason),))
+    if draft is not None:
+        plan = plan.with_draft(_draft_plan(runtime, here, bundle, draft))
+    return replace(plan, cpus=None if here is machine else frozenset(here.cpus))
 
 
-def models_budget(text: str) -> int:
-    """Bytes of main memory that all models of a process may take, by what ``text`` says of those that are free now."""
-    return parse_memory(text, free_memory(), "models_memory", of="the memory that is free")
-
-
-def may_move(runtime: RuntimeConfig) -> bool:
-    """Whether the host may take the place of the device: `auto` chose it."""
-    return runtime.device != "host" and runtime.device_reason != ASKED_FOR
-
-
-def refused(runtime: RuntimeConfig, error: DeviceError) -> str:
-    """Why the host takes the place of the device of ``runtime``."""
-    return f"the device `{runtime.device}` refuses: {error}"
-
-
-def moved(reason: str) -> str:
-    """What the user is told of it."""
-    return f"--device auto uses the host: {reason}"
-
-
-def on_host(options: RuntimeConfig, machine: Machine, bundle: Bundle, reason: str) -> Plan:
-    """The plan of the filled-in ``options`` with the host, for this ``reason``.  Raises what `resolve` raises."""
-    return _resolved(host_options(options, reason), machine, bundle)
-
-
-def _bound(here: Machine, machine: Machine) -> frozenset[int] | None:
-    return None if here is machine else frozenset(here.cpus)
+def _host_options(options: RuntimeConfig, reason: str) -> RuntimeConfig:
+    """The filled-in ``options`` on the host, for this ``reason``; the host's own chunk replaces the device's own."""
+    chunk = options.chunk if options.chunk != longest_chunk(options.device) else longest_chunk("host")
+    return replace(
+        options, device="host", device_reason=reason, placement="auto", keys="auto", card_memory=None, chunk=chunk
+    )
 
 
 def _resolved(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Plan:
-    """The plan of the filled-in ``options``."""
-    kv_budget = _kv_budget(options, machine, bundle.decoder)
-    prefix_bytes = 0 if options.float_path else parse_disk(options.prefix_cache or "0")
-    plan = _float_plan(options, machine, bundle) if options.float_path else _int8_plan(options, machine, bundle, kv_budget)
-    draft = _draft(options, machine, bundle)
-    memory = plan.memory if draft is None else plan.memory + draft.memory
-    return replace(plan, prefix_bytes=prefix_bytes, draft=draft, memory=memory)
+    """The plan of the filled-in ``options``, with that of the host where they have another device."""
+    stored = WeightSizes.of_bundle(bundle)
+    budgets = read_budgets(options, machine.memory, stored.total)
+    if options.float_path:
+        return _float_plan(options, machine, bundle)
+    plan = _int8_plan(options, machine, bundle, stored, budgets)
+    if options.device == "host":
+        return plan
+    try:
+        host = _int8_plan(_host_options(options, "the device is lost"), machine, bundle, stored, replace(budgets, card=None))
+    except EdgeLLMError as error:
+        return replace(plan, no_host=str(error))
+    return replace(plan, host=host)
 
 
-def _kv_budget(options: RuntimeConfig, machine: Machine, decoder: Decoder) -> int | None:
-    """Bytes for keys and values; None where tokens are counted.  Raises `UsageError` for less than a page."""
-    if options.kv_memory is None:
-        return None
-    most, page = parse_memory(options.kv_memory, machine.memory, "kv_memory", of="main memory"), page_bytes(decoder.attentions)
-    if most < page:
-        raise UsageError(
-            f"--kv-memory `{options.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
-            param="kv_memory",
-        )
-    return most
-
-
-def _int8_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle, kv_budget: int | None) -> Plan:
-    decoder, device = bundle.decoder, _found(options, bundle.decoder)
+def _int8_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle, stored: WeightSizes, budgets: Budgets) -> Plan:
+    decoder, device = bundle.decoder, _found(options, budgets, bundle.decoder)
     assert options.context is not None and options.chunk is not None
     tokens = options.kv_tokens or options.context
-    if kv_budget is not None:
-        tokens = max(options.context, _tokens_within(kv_budget, decoder, device))
+    if budgets.pages is not None:
+        _check_pages(budgets.pages, options, decoder)
+        tokens = max(options.context, _tokens_within(budgets.pages, decoder, device))
     activations = choose_activations(options.activations, bundle, device)
     runtime = replace(options, kv_tokens=tokens, activations=activations)
     room = Room(tokens, options.context, chunk_lengths(options.chunk, options.context), options.window)
     work = activation_bytes(decoder, device.placement, options.chunk, options.window)
-    weights = _weights(options, bundle, device, room, work)
+    weights = _weights(stored, budgets.weights, bundle, device, room, work)
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then
     memory = MemoryNeeds(weights.host.held_bytes, 0 if alone else pages, 0 if alone else work, card)
-    return Plan(bundle, machine, options, runtime, Site.of(runtime, device), room, weights, memory, device=device)
+    site, found = Site.of(runtime, device), sizes(bundle)
+    return Plan(bundle, machine, options, runtime, site, room, weights, found, memory, budgets.disk, device=device)
 
 
-def _found(options: RuntimeConfig, decoder: Decoder) -> Device:
+def _check_pages(most: int, options: RuntimeConfig, decoder: Decoder) -> None:
+    """Raise `UsageError` where ``most`` bytes hold no page of keys and values."""
+    if most < (page := page_bytes(decoder.attentions)):
+        raise UsageError(
+            f"--kv-memory `{options.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
+            param="kv_memory",
+        )
+
+
+def _found(options: RuntimeConfig, budgets: Budgets, decoder: Decoder) -> Device:
     """The device that the filled-in ``options`` name, for the model ``decoder``.
 
     Raises `UsageError` for one that this version does not have, and for a placement that it cannot do; `DeviceError` for
@@ -145,8 +122,7 @@ def _found(options: RuntimeConfig, decoder: Decoder) -> Device:
         )
     if any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
         refuse_blocks(options)
-    card_memory = None if options.card_memory is None else parse_memory(options.card_memory, None, "card_memory")
-    wanted = DeviceOptions(options.threads, options.shadow, options.placement, options.keys, card_memory, decoder)
+    wanted = DeviceOptions(options.threads, options.shadow, options.placement, options.keys, budgets.card, decoder)
     return open_device(options.device, wanted)
 
 
@@ -196,10 +172,10 @@ def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:
     return asked
 
 
-def _weights(options: RuntimeConfig, bundle: Bundle, device: Device, room: Room, work: int) -> WeightsPlan:
-    """Where the weights lie beside ``device``, whose activations take ``work`` bytes."""
-    sizes = WeightSizes.of_bundle(bundle)
-    budget = None if options.memory is None else parse_memory(options.memory, sizes.total)
+def _weights(
+    sizes: WeightSizes, budget: int | None, bundle: Bundle, device: Device, room: Room, work: int
+) -> WeightsPlan:
+    """Where the weights lie under ``budget`` beside ``device``, whose activations take ``work`` bytes."""
     to_card = device.streamed(bundle.decoder, bundle.tensors, room)
     card = _card_share(bundle, device, room, to_card, sizes)
     if not device.placement.decodes_on_host:
@@ -225,24 +201,21 @@ def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Pla
     """Of the source's own weights in float32, whose keys and values grow with each answer."""
     assert options.context is not None and options.chunk is not None
     room = Room(options.context, options.context, chunk_lengths(options.chunk, options.context), options.window)
-    nbytes = float_sizes(bundle).nbytes
+    found = float_sizes(bundle)
     layers = tuple(range(len(bundle.decoder.layers)))
-    weights = WeightsPlan(nbytes, None, MemoryPlan(nbytes, layers, (), 0, 0, nbytes, 0))
+    weights = WeightsPlan(found.nbytes, None, MemoryPlan(found.nbytes, layers, (), 0, 0, found.nbytes, 0))
     pages = sum(8 * one.kv_size for one in bundle.decoder.attentions) * options.context
-    return Plan(bundle, machine, options, options, FLOAT_SITE, room, weights, MemoryNeeds(nbytes, pages))
+    memory = MemoryNeeds(found.nbytes, pages)
+    return Plan(bundle, machine, options, options, FLOAT_SITE, room, weights, found, memory)
 
 
-def _draft(options: RuntimeConfig, machine: Machine, target: Bundle) -> Plan | None:
-    """The plan of the model that guesses ahead for ``target`` on the host; None where none does.
+def _draft_plan(options: RuntimeConfig, machine: Machine, target: Bundle, draft: Bundle) -> Plan:
+    """The plan of the model that guesses ahead for ``target`` on the host.
 
     Raises `UsageError` for one whose tokens are not the target's.
     """
-    if options.draft in ("lookup", "none"):
-        return None
-    folder = find_bundle(options.draft)
-    if (folder / "tokenizer.json").read_bytes() != (target.folder / "tokenizer.json").read_bytes():
+    if (draft.folder / "tokenizer.json").read_bytes() != (target.folder / "tokenizer.json").read_bytes():
         raise UsageError(f"the draft model `{options.draft}` has another tokenizer than the model it would help", param="draft")
-    bundle = open_bundle(folder)
-    context = min(bundle.config.context, options.context or bundle.config.context)
+    context = min(draft.config.context, options.context or draft.config.context)
     alone = replace(options, memory=None, context=context, draft="none", activations=AUTO)
-    return on_host(alone, machine, bundle, "a draft model runs there")
+    return _resolved(_host_options(alone, "a draft model runs there"), machine, draft)

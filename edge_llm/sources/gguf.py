@@ -25,7 +25,8 @@ from edge_llm.sources.gguf_config import config_of
 from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.gguf_tokenizer import adds_bos, token_texts, tokenizer_json
 from edge_llm.sources.hugging_face import digest_files, stamp, stamps_of
-from edge_llm.text.chat import TOOL_USE, ChatTemplate
+from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.template_files import TOOL_USE
 from edge_llm.text.tokenizer import Tokenizer
 
 _FILE_TYPES = {

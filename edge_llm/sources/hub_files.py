@@ -19,7 +19,7 @@ from edge_llm.sources.modelslim_files import description_of, files_of, weights_o
 from edge_llm.sources.quantization import load_settings, plain_settings
 from edge_llm.sources.refusals import adapter_refusal
 from edge_llm.strict_json import parse_object, read_object
-from edge_llm.text.chat import TOOL_USE
+from edge_llm.text.template_files import TOOL_USE
 
 TEXT_FILES = (
     "config.json",

@@ -19,7 +19,8 @@ from edge_llm.models import load_config
 from edge_llm.models.text_part import NOTICE
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.strict_json import read_object
-from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
+from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.template_files import TOOL_USE, USUAL, read_templates
 from edge_llm.text.tokenizer import Tokenizer
 
 DIGESTED = (
@@ -94,7 +95,8 @@ class HuggingFaceSource:
         files = {name: read_file(self.folder / name, _MAX_TEXT_FILE).removeprefix(BOM_UTF8) for name in copied}
         if self._weights.is_part:
             files["config.json"] = json.dumps(self._weights.config, indent=2, ensure_ascii=False).encode()
-        templates = {"chat_template.jinja": find_template(self.folder), TOOL_USE: find_tool_use(self.folder)}
+        found = read_templates(self.folder)
+        templates = {USUAL: found.usual, TOOL_USE: found.tool_use}
         return files | {name: template.encode() for name, template in templates.items() if template is not None}
 
     def digest(self, progress: StageProgress = ignore) -> str:

@@ -29,7 +29,8 @@ from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.base import PackedSource, QuantizedSource, Source
 from edge_llm.sources.hugging_face import digest_files, stamp
 from edge_llm.sources.quantization import plain_settings
-from edge_llm.text.chat import TOOL_USE, ChatTemplate
+from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.template_files import TOOL_USE
 from edge_llm.text.tokenizer import Tokenizer
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"

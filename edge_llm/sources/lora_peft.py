@@ -26,7 +26,8 @@ from edge_llm.sources.hub_files import ADAPTER_WEIGHTS as WEIGHTS
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 from edge_llm.sources.lora_settings import PeftSettings, peft_settings
 from edge_llm.strict_json import read_object
-from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
+from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.template_files import TOOL_USE, USUAL, read_templates
 
 _MAX_CONFIG = 4 << 20
 _STARTS_AT_RANDOM = (".lora_A.weight", ".lora_embedding_B")
@@ -86,12 +87,11 @@ def _check_there(folder: Path, where: str) -> None:
 
 def _template(folder: Path, model: Source) -> tuple[ChatTemplate | None, Mapping[str, bytes]]:
     """The chat template beside the adapter, where it is another than the model's."""
-    text, tool_use = find_template(folder), find_tool_use(folder)
-    files = model.side_files()
-    if text is None or text.encode() == files.get("chat_template.jinja"):
+    found, files = read_templates(folder), model.side_files()
+    if found.usual is None or found.usual.encode() == files.get(USUAL):
         return None, {}
-    template = ChatTemplate.from_folder(folder, model.tokenizer())
-    return template, {"chat_template.jinja": text.encode()} | ({TOOL_USE: tool_use.encode()} if tool_use else {})
+    told = {USUAL: found.usual.encode()} | ({TOOL_USE: found.tool_use.encode()} if found.tool_use else {})
+    return ChatTemplate.of(found, model.tokenizer()), told
 
 
 class _Fitting:

@@ -10,8 +10,9 @@ from typing import Any
 from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.talk.wish import Wish, template_names
-from edge_llm.text.chat import MAX_TEMPLATE_BYTES, ChatTemplate
+from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.known_templates import KNOWN_TEMPLATES
+from edge_llm.text.template_files import MAX_TEMPLATE_BYTES
 from edge_llm.text.tokenizer import Tokenizer
 
 REASONING = ("on", "off", "auto")

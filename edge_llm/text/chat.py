@@ -17,28 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
-from edge_llm.files import read_file, shown
+from edge_llm.files import shown
 from edge_llm.strict_json import is_unicode
 from edge_llm.text.reasoning import CLOSE, OPEN, Thinking
 from edge_llm.text.rendering import TemplateProcess
 from edge_llm.text.shape import TemplateShape, shape_of
-from edge_llm.text.tokenizer import Tokenizer, read_config
+from edge_llm.text.template_files import DEFAULT_TEMPLATE, MAX_TEMPLATE_BYTES, Templates, read_templates
+from edge_llm.text.tokenizer import Tokenizer
 
-MAX_TEMPLATE_BYTES = 1 << 20
 MAX_UNCOUNTED = 1 << 20
 """Characters of messages that are rendered before anyone knows whether they fit into the context."""
 MAX_OUTPUT = 16 << 20
 """Characters of one prompt."""
-
-DEFAULT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] | trim }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-"""Plain "role: content" lines, for a model that brings no template."""
-TURNS = ("\nuser:", "\nassistant:")
-"""What begins a turn behind an answer by `DEFAULT_TEMPLATE`."""
-TOOL_USE = "additional_chat_templates/tool_use.jinja"
-"""The template beside the usual one that is for conversations with tools."""
 
 _RESERVED = {
     "messages",
@@ -88,18 +78,24 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, tokenizer: Tokenizer | None = None, process: TemplateProcess | None = None
+        cls, folder: Path, tokenizer: Tokenizer | None = None
     ) -> ChatTemplate:
         """The template of the model in ``folder`` (a Hugging Face folder or a bundle), or the default one.
 
-        Without its ``tokenizer`` control tokens that no config names are left out.  ``process``: the one of `begun_process`.
+        Without its ``tokenizer`` control tokens that no config names are left out.
         """
-        source, tool_use = find_template(folder), find_tool_use(folder)
+        return cls.of(read_templates(folder), tokenizer)
+
+    @classmethod
+    def of(
+        cls, found: Templates, tokenizer: Tokenizer | None = None, process: TemplateProcess | None = None
+    ) -> ChatTemplate:
+        """The template that was ``found`` beside ``tokenizer``, rendered by ``process`` if there is one already."""
         bos, eos = ("", "") if tokenizer is None else (tokenizer.bos_text, tokenizer.eos_text)
-        if source is None:
-            return cls.default(bos if tokenizer is not None and tokenizer.add_bos else "", tool_use, process)
-        specials = {"bos_token": bos, "eos_token": eos} | _named_tokens(folder)
-        return cls(source, specials=specials, tool_use=tool_use, process=process)
+        if found.usual is None:
+            return cls.default(bos if tokenizer is not None and tokenizer.add_bos else "", found.tool_use, process)
+        specials = {"bos_token": bos, "eos_token": eos} | found.named_tokens
+        return cls(found.usual, specials=specials, tool_use=found.tool_use, process=process)
 
     def changed(
         self, source: str | None, specials: Mapping[str, str], usual: Callable[[], Mapping[str, Any]], closes_thought: bool
@@ -167,47 +163,6 @@ class ChatTemplate:
             return
         if probe not in text:
             raise InvalidTokenizer("the model's chat template leaves out what the user says")
-
-
-def begun_process(folder: Path) -> TemplateProcess:
-    """The process that renders the template in ``folder``: it starts while the tokenizer is read."""
-    process = TemplateProcess(find_template(folder) or DEFAULT_TEMPLATE)
-    process.begin()
-    return process
-
-
-def find_template(folder: Path) -> str | None:
-    """The chat template in ``folder``: ``chat_template.jinja``, or the one inside ``tokenizer_config.json``."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        return _read_template(path)
-    return _configured(folder, "default")
-
-
-def find_tool_use(folder: Path) -> str | None:
-    """The chat template in ``folder`` for conversations with tools, where it has one of its own."""
-    path = folder / TOOL_USE
-    return _configured(folder, "tool_use") if not path.exists() else _read_template(path)
-
-
-def _configured(folder: Path, name: str) -> str | None:
-    """The template called ``name`` inside ``tokenizer_config.json``; a single one is the default."""
-    template = _tokenizer_config(folder).get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get(name)
-    elif name != "default":
-        return None
-    if template is not None and not isinstance(template, str):
-        raise InvalidTokenizer("tokenizer_config.json: chat_template must be a string")
-    return template
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8-sig")
-    except UnicodeDecodeError as failure:
-        raise InvalidTokenizer(f"`{path.name}`: byte {failure.start} is not UTF-8") from None
 
 
 def with_system(
@@ -384,17 +339,3 @@ def _replaced(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_replaced(item, change) for item in value]
     return value
-
-
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_config(path) if path.exists() else {}
-
-
-def _named_tokens(folder: Path) -> dict[str, str]:
-    tokens = {}
-    for name, value in _tokenizer_config(folder).items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens

@@ -178,7 +178,7 @@ def bench_command(
             bundle=bundle,
             tests=tests,
             runtime=runtime,
-            threads=tuple(fill_defaults(one, bundle.config, this_machine()).threads or 1 for one in runtimes),
+            threads=tuple(fill_defaults(one, bundle.config, this_machine())[0].threads or 1 for one in runtimes),
             repetitions=options["repetitions"],
             warm_up=not options["no_warmup"],
             delay=options["delay"],

@@ -31,7 +31,7 @@ from edge_llm.server.page import page
 from edge_llm.server.pool import ModelStatus
 from edge_llm.server.schemas import ignored_header
 from edge_llm.talk.wish import Wish
-from edge_llm.text.chat import DEFAULT_TEMPLATE, find_template
+from edge_llm.text.template_files import DEFAULT_TEMPLATE, read_templates
 
 SPOKEN_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients look whether it is new enough for them."""
@@ -106,7 +106,7 @@ def _on_disk(folder: Path) -> _Known:
     with open_bundle(folder) as bundle:
         facts: InstalledModel = installed(folder.name, bundle)
         defaults = generation_defaults(bundle.generation_config)
-        template = find_template(folder) or DEFAULT_TEMPLATE
+        template = read_templates(folder).usual or DEFAULT_TEMPLATE
     manifest = folder / MANIFEST
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
     return _Known(

@@ -1,0 +1,49 @@
+"""The sizes that options name become bytes, once: here, and nowhere else in an opening."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_llm.config import RuntimeConfig
+from edge_llm.resources import free_memory
+from edge_llm.weights.budget import MAX_BYTES, parse_disk, parse_memory
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What options allow, in bytes; None: no limit was named."""
+
+    weights: int | None
+    """Of main memory, for weights."""
+    pages: int | None
+    """Of main memory, for keys and values."""
+    card: int | None
+    """Of a card's memory."""
+    disk: int
+    """For pages that are kept for the next start; 0: none are kept."""
+
+
+def read_budgets(options: RuntimeConfig, memory: int, weights: int) -> Budgets:
+    """The sizes that ``options`` name, on a machine of ``memory`` bytes, for a model of ``weights`` bytes.
+
+    Raises `UsageError` for what is no size.
+    """
+    return Budgets(
+        None if options.memory is None else parse_memory(options.memory, weights),
+        None if options.kv_memory is None else parse_memory(options.kv_memory, memory, "kv_memory", of="main memory"),
+        None if options.card_memory is None else parse_memory(options.card_memory, None, "card_memory"),
+        parse_disk(options.prefix_cache or "0"),
+    )
+
+
+def check_sizes(options: RuntimeConfig) -> None:
+    """Raise `UsageError` for sizes of ``options`` that are none, whatever the model and the machine."""
+    read_budgets(options, MAX_BYTES, MAX_BYTES)
+
+
+def models_budget(text: str) -> int:
+    """Bytes of main memory that all models of a process may take, by what ``text`` says of those that are free now.
+
+    Raises `UsageError` for what is no size.
+    """
+    return parse_memory(text, free_memory(), "models_memory", of="the memory that is free")
