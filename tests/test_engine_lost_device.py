@@ -19,7 +19,7 @@ from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import collect
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.opening import carry_out as opening
-from edge_llm.opening import defaults
+from edge_llm.opening import defaults, resolve
 from edge_llm.opening.load import load_engine
 
 PLACEMENTS = ("split", "card")
@@ -162,7 +162,8 @@ def test_pages_that_the_card_left_on_disk_are_not_taken_by_the_host(folder, fuse
 @pytest.mark.parametrize(("chosen", "steps"), [(None, [16, 16, 16, 12]), (48, [48, 12])])
 def test_the_host_takes_steps_of_its_own_length(folder, fuse, monkeypatch, chosen, steps):
     """A card's chunk is longer than the host's; one that the user chose stays."""
-    monkeypatch.setattr(defaults, "longest_chunk", lambda device: 16 if device == "host" else 64)
+    for place in (defaults, resolve):
+        monkeypatch.setattr(place, "longest_chunk", lambda device: 16 if device == "host" else 64)
     fuse.set(0)
     engine = engine_of(folder, device=NAME, placement="card", chunk=chosen, window=1)
     with pytest.raises(DeviceLost):
