@@ -13,12 +13,12 @@ from edge_llm.opening.load import load_engine
 HERE = str(Path(opening.__file__).parent)
 DATA = {"plan", "ledger"}
 """What is handed on is asked by all."""
-ONCE = {"auto_device"}
+ONCE = {"auto_device", "numerics"}
 """Entered by the first opening of a process only."""
 MAKING = ["load", "machine", "resolve", "defaults", "cpus", "budgets"]
 WAYS = {
     "host": ({}, []),
-    "pages on disk": ({"prefix_cache": "1MiB", "memory": "90%"}, ["prefix_cache", "numerics"]),
+    "pages on disk": ({"prefix_cache": "1MiB", "memory": "90%"}, ["prefix_cache"]),
     "a card": ({"device": "emulated:310p"}, []),
 }
 
