@@ -197,6 +197,12 @@ class Tab:
     def resize(self, width=1100, height=760, mobile=False, scale=1):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile)
 
+    def touch(self, on):
+        """Whether there is a finger on the screen, and no mouse."""
+        self.call("Emulation.setTouchEmulationEnabled", enabled=on, maxTouchPoints=1)
+        features = [{"name": "hover", "value": "none"}, {"name": "pointer", "value": "coarse"}] if on else []
+        self.call("Emulation.setEmulatedMedia", features=features)
+
     def run(self, code):
         """What the expression ``code`` gives."""
         found = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)

@@ -129,27 +129,6 @@ window.tested = {
     window.fetch = (path, ...more) => (path.includes("chat") ? Promise.resolve(new Response(body())) : real(path, ...more));
   },
 
-  /** The server's first model is not loaded until it is asked to be. */
-  unloadFirst() {
-    const real = fetch, asked = [];
-    let loaded = false;
-    window.fetch = async (path, options) => {
-      if (path === "models/load") {
-        asked.push(JSON.parse(options.body).model);
-        await new Promise(resolve => { window.finishLoading = resolve; });
-        loaded = true;
-        return new Response("{}");
-      }
-      const response = await real(path, options);
-      if (path !== "v1/models" || loaded) return response;
-      const list = await response.json();
-      const status = asked.length ? {value: "loading", progress: {stage: "read", done: 1, total: 4}} : {value: "unloaded"};
-      list.data[0] = {id: list.data[0].id, status};
-      return new Response(JSON.stringify(list));
-    };
-    return asked;
-  },
-
   /** What an export holds, and what importing it, or a broken file, gives. */
   async transferred(broken) {
     const {asJson, asMarkdown, fromJson} = await import(new URL("web/transfer.js", location).href), {Store} = await import(new URL("web/store.js", location).href);

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from serving import HandService, client_of, end, hosted
+from starlette.routing import Mount
 from test_server_stream import play
 
 from edge_llm.engine.request import Delta
-from edge_llm.server.app import API, BODIES
+from edge_llm.server.app import API, BODIES, ROUTES
+from edge_llm.server.docs_page import ORDER
 from edge_llm.server.fields import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from edge_llm.server.openapi import HONOURED, operations
 from edge_llm.server.schemas import IGNORED_HEADER
@@ -34,6 +36,26 @@ def document(http):
     return http.get("/openapi.json").json()  # without a key
 
 
+def reachable(routes, before=""):
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from reachable(route.routes, before + route.path)
+        else:
+            yield before + route.path, route
+
+
+def test_answers_are_what_the_document_says(document, http):
+    """HTTP | openapi.json | The media types of answers are said, and the API that a route belongs to."""
+    for path in ("/metrics", "/docs", "/openapi.json", "/version", "/v1/models"):
+        reply = http.get(path, headers={"Authorization": "Bearer secret"})
+        kinds = document["paths"][path]["get"]["responses"]["200"]["content"]
+        assert [reply.headers["content-type"].partition(";")[0]] == [*kinds]
+    for path, stream in (("/api/chat", "application/x-ndjson"), ("/v1/messages", "text/event-stream")):
+        assert [*document["paths"][path]["post"]["responses"]["200"]["content"]] == ["application/json", stream]
+    used = {tag for path in document["paths"].values() for one in path.values() for tag in one["tags"]}
+    assert used == {one["name"] for one in document["tags"]} == {*ORDER}
+
+
 def references(value):
     if isinstance(value, dict):
         yield from ([value["$ref"]] if isinstance(value.get("$ref"), str) else [])
@@ -47,6 +69,10 @@ def references(value):
 def test_the_document_names_every_route_and_what_it_reads(document):
     """HTTP | openapi.json | OpenAPI 3.1 of all routes, made of the bodies themselves; it needs no key."""
     assert document["openapi"] == "3.1.0"
+    for path, route in reachable(ROUTES):
+        methods = {method.lower() for method in route.methods if method != "HEAD" or "GET" not in route.methods}
+        listed = [document["paths"].get(start + re.sub(r":\w+}", "}", path), {}) for start in ("", "/v1")]
+        assert any(methods <= {*found} for found in listed), path
     for route in API:
         path = "/v1" + re.sub(r":\w+}", "}", route.path)
         for method in route.methods - {"HEAD"}:
@@ -81,7 +107,7 @@ def test_the_page_runs_nothing_and_asks_nobody(http):
     assert reply.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
     assert not re.search(r"<script|https?://|//\w|\son\w+=", reply.text)
     for one in operations(API, BODIES):
-        assert f"/v1{one.path}" in reply.text
+        assert f">/v1{re.sub(r':[a-z]+}', '}', one.path)}<" in reply.text
     assert "previous_response_id" in reply.text and "x-edge-llm-ignored" in reply.text
 
 

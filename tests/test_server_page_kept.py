@@ -91,6 +91,27 @@ def test_two_tabs_see_one_history(service, profile, tab):
 TYPED = "document.querySelector('#text').value"
 
 
+NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', {get: () => undefined});"
+
+
+def test_tabs_ask_each_other_where_the_browser_does_not_know(service, browser):
+    """HTTP | page | A browser has no locks at a plain address of another machine: two tabs and a reload lose nothing, too."""
+    profile = browser.profile(HELPERS + NO_LOCKS)
+    tab = profile.tab(service.url)
+    stream = begun(tab, service, 1, "one", "Hel")
+    tab.type("half a thou")
+    other = profile.tab(tab.run("location.href"))
+    other.wait("document.querySelector('article.assistant .body')?.innerText === 'Hel'")
+    other.close()
+    assert not stream.cancelled
+    tab.reload()
+    tab.wait("document.querySelector('.note')?.innerText.startsWith('Broke off')")
+    assert shown(tab) == [("user", "one"), ("assistant", "Hel")]
+    assert tab.run(TYPED) == "half a thou"
+    assert tab.complaints == []
+    profile.close()
+
+
 def test_each_tab_keeps_what_is_typed_in_it(service, profile, tab):
     """HTTP | page | Two tabs type into a new chat: each keeps its own text over a reload, that of a closed tab comes back."""
     tab.type("the first")

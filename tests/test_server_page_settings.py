@@ -1,11 +1,14 @@
 """What the chat page can be told: settings, models, a key, files; and its look inside."""
 
 import json
+import re
+import threading
 from dataclasses import replace
 
 import pytest
-from page_driver import IDLE, answer, ask, asked, attach, hand_service, page_engine, shown, talk
+from page_driver import IDLE, answer, ask, asked, attach, do, hand_service, page_engine, shown, talk
 from serving import NAMES, hosted, serving
+from test_server_on_demand import ScriptedShelf, pool_of
 
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.defaults import FOR_PEOPLE, with_overrides
@@ -69,22 +72,60 @@ def test_a_question_before_the_model_is_there_waits_for_it(empty_tab):
         assert shown(tab) == [("user", "early"), ("assistant", "Yes")]
 
 
-def test_a_model_that_is_not_loaded_is_loaded_with_the_question(service, tab):
-    """HTTP | page | A chat with a model that is not loaded has it loaded first, shows how far that is, and then asks."""
-    tab.wait("document.querySelector('#model .loaded')")
-    tab.run("tested.unloadFirst(); null")
+def choose(tab, name):
+    """Choose a model in the menu by keyboard; what the menu says of each."""
     tab.click("#model")
-    tab.wait("document.querySelector('.menu .unloaded')")
+    tab.wait("document.querySelector('.menu')")
+    said = tab.texts(".menu .what")
     tab.press("Home")
+    for _ in range([text.split("\n")[0] for text in said].index(name)):
+        tab.press("ArrowDown")
     tab.press("Enter")
-    tab.wait("document.querySelector('#model .unloaded')")
-    ask(tab, "one")
-    tab.wait("document.querySelector('.reading')?.innerText.includes('The model is loading: 25 %')")
-    assert service.streams == []
-    tab.run("finishLoading()")
-    answer(service, 1, "Yes")
-    tab.wait(f"document.querySelectorAll('article').length === 2 && {IDLE}")
-    assert shown(tab) == [("user", "one"), ("assistant", "Yes")]
+    tab.wait(f"document.querySelector('#model').innerText.includes({json.dumps(name)})")
+    return said
+
+
+def test_models_are_loaded_by_the_question(engine, empty_tab):
+    """HTTP | page | A server of many models: the menu says which are loaded; the question loads its own, and says how far."""
+    shelf, tab = ScriptedShelf(engine, names="ab"), empty_tab
+    shelf.gates["b"] = threading.Event()
+    with serving(pool_of(shelf)) as url:
+        tab.go(f"{url}/")
+        ask(tab, "who are you?")
+        tab.wait(f"document.querySelectorAll('article').length === 2 && {IDLE} && document.querySelector('#model .loaded')")
+        said = choose(tab, "b")
+        assert said[0].startswith("a\nLoaded") and said[1] == "b\nLoads with the first question · 100 B"
+        tab.wait("document.querySelector('#model .unloaded')")
+        ask(tab, "and you?")
+        tab.wait("document.querySelector('.reading')?.innerText.includes('The model is loading: 25 %')")
+        tab.wait("document.querySelector('#model .loading') && document.querySelector('#model').innerText.includes('25 %')")
+        tab.press("Escape")
+        tab.wait(f"{IDLE} && tested.all('.note').at(-1)?.innerText === 'Stopped.'")
+        do(tab, "Answer again")
+        tab.wait("document.querySelector('.reading')?.innerText.includes('The model is loading')")
+        shelf.gates["b"].set()
+        tab.wait(f"{IDLE} && document.querySelector('#model .loaded')")
+        assert [text[:6] for who, text in shown(tab) if who == "assistant"] == ["I am a", "I am b"]
+        assert tab.texts("article .name") == ["a", "b"] and shelf.loads == ["a", "b"]
+
+
+def test_a_model_that_cannot_be_loaded_says_why(engine, empty_tab):
+    """HTTP | page | A model that does not fit, or is broken: its own words, with "Try again"; another model answers then."""
+    tab = empty_tab
+    with serving(pool_of(ScriptedShelf(engine, names="a"))) as url:
+        tab.go(f"{url}/")
+        tab.wait("document.querySelector('#model .dot')")
+        choose(tab, "large")
+        ask(tab, "one")
+        tab.wait("document.querySelector('.problem')")
+        assert re.search("`large` takes .* and the memory for models is .*Try again", tab.text(".problem"), re.DOTALL)
+        choose(tab, "broken")
+        tab.click(".problem button")
+        tab.wait("document.querySelector('.problem')?.innerText.includes('broken')")
+        choose(tab, "a")
+        tab.click(".problem button")
+        tab.wait(f"{IDLE} && !document.querySelector('.problem') && document.querySelector('#model .loaded')")
+        assert shown(tab)[1][1].startswith("I am a")
 
 
 def test_the_page_asks_for_the_key_and_keeps_it(empty_tab):

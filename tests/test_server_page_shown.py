@@ -90,15 +90,40 @@ def test_a_phone_shows_all_of_it(service, tab):
     assert tab.run("tested.sideways(360)") == []
     tab.click("#side-open")
     tab.wait("document.querySelector('#side').getBoundingClientRect().left === 0")
+    assert tab.run("document.querySelector('main').inert")
     tab.click("#chats .open")
     tab.press("Escape")
     tab.wait("getComputedStyle(document.querySelector('#side')).visibility === 'hidden'")
+    assert tab.run("[document.querySelector('main').inert, document.activeElement.id]") == [False, "side-open"]
     for button, panel in (("#settings-open", "settings"), ("#inside-open", "inside")):
         tab.click(button)
         assert tab.run("document.querySelector('#panel').dataset.name") == panel
         assert tab.run("document.querySelector('#panel').getBoundingClientRect().width") == 360
+        assert tab.run("document.querySelector('main').inert"), "the focus stays in what covers the page"
         tab.click("#panel .panel-head button")
     assert tab.complaints == []
+
+
+def test_fingers_can_stop_and_break_lines(service, tab):
+    """HTTP | page | On a phone, without Esc and Shift: Stop has a button while one types, and Enter breaks the line."""
+    tab.resize(360, 740, mobile=True)
+    tab.touch(True)
+    tab.reload()
+    tab.run("document.querySelector('#text').focus()")
+    tab.type("one")
+    tab.press("Enter")
+    tab.type("two")
+    assert tab.run("document.querySelector('#text').value") == "one\ntwo"
+    tab.click("#send")
+    assert asked(service, 1) == "[user:one\ntwo]"
+    service.wait_for(1).put(Delta("Hel", (1,)))
+    tab.wait("document.querySelector('article.assistant .body')?.innerText === 'Hel'")
+    tab.type("three")
+    tab.click("#halt")
+    tab.wait(f"{IDLE} && document.querySelector('.note')?.innerText === 'Stopped.'")
+    assert tab.run("[document.querySelector('#text').value, document.querySelector('#halt').hidden]") == ["three", True]
+    assert tab.run("tested.sideways(360)") == []
+    tab.touch(False)
 
 
 def test_all_of_it_by_keyboard(service, tab):

@@ -11,6 +11,7 @@ from edge_llm.errors import EdgeLLMError
 from edge_llm.server.anthropic import CountBody, MessagesBody, count_tokens, messages
 from edge_llm.server.chat import ChatBody, chat_completions, chat_tokens
 from edge_llm.server.completions import CompletionBody, completions
+from edge_llm.server.docs_page import docs
 from edge_llm.server.embeddings import EmbeddingBody, embeddings
 from edge_llm.server.faces import on_error, on_unknown_route
 from edge_llm.server.guards import Access, Guards
@@ -28,7 +29,7 @@ from edge_llm.server.ollama.known import version as ollama_version
 from edge_llm.server.ollama.options import ShowBody
 from edge_llm.server.ollama.pull import PullBody, pull
 from edge_llm.server.ollama.stored import CopyBody, blob, copy_model, create, delete, push
-from edge_llm.server.openapi import Bodies, docs, openapi
+from edge_llm.server.openapi import Bodies, openapi
 from edge_llm.server.page import page
 from edge_llm.server.pool import ModelPool
 from edge_llm.server.responses import ResponsesBody, input_tokens, responses

@@ -1,18 +1,15 @@
-"""GET /openapi.json and /docs: what can be asked, made from the routes, the bodies and the table of fields."""
+"""GET /openapi.json: what can be asked, made from the routes, the bodies and the table of fields."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Mount, Route
 
 import edge_llm
@@ -25,21 +22,14 @@ HONOURED, HINT, REFUSED = "honoured", "hint", "refused"
 _SCHEMAS = "#/components/schemas/{model}"
 _SECRET: list[dict[str, list[str]]] = [{"bearer": []}, {"header": []}, {}]
 _ERROR = {"type": "object", "properties": {"error": {"type": "object"}}}
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}"
-    "code{font:13px/1.4 ui-monospace,monospace}summary{cursor:pointer;padding:.4rem 0}"
-    "table{border-collapse:collapse;width:100%}"
-    "td,th{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0;border-top:1px solid #ddd}"
-    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td,th{border-color:#444}a{color:#8bf}}"
-)
-HEADERS = {
-    "Content-Security-Policy": (
-        f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+_TAGS = {
+    "/v1/messages": "Anthropic", "/v1/rerank": "llama.cpp", "/v1/health": "Server", "/v1/models": "Models", "/v1": "OpenAI",
+    "/api": "Ollama", "/completion": "llama.cpp", "/infill": "llama.cpp", "/slots": "llama.cpp", "/props": "llama.cpp",
+    "/tokenize": "Text", "/detokenize": "Text", "/tokenizer_info": "Text", "/apply-template": "Text",
+}  # fmt: skip
+"""Whose routes begin with what, the first that fits; others are the server's own."""
+_KINDS = {"PlainTextResponse": "text/plain", "HTMLResponse": "text/html"}
+"""Media types of answers that are no JSON, by what an endpoint returns."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +40,17 @@ class Operation:
     path: str
     summary: str
     body: type[Body] | None
+    kind: str = "application/json"
+    """Media type of the answer."""
 
     @property
     def title(self) -> str:
         return f"{self.method.upper()} {self.path}"
+
+    @property
+    def tag(self) -> str:
+        """Whose API it belongs to."""
+        return next((tag for start, tag in _TAGS.items() if f"{self.path}/".startswith(f"{start}/")), "Server")
 
     def fields(self) -> list[tuple[str, str, str]]:
         """(name, `HONOURED`, `HINT` or `REFUSED`, note) of every field that is known."""
@@ -70,10 +67,10 @@ def operations(routes: Sequence[BaseRoute], bodies: Bodies) -> list[Operation]:
     found = [*_routes(routes)]
     below = {path for path, _ in found}
     return [
-        Operation(method.lower(), path, _summary(route), bodies.get(route.endpoint))
+        Operation(method.lower(), path, _summary(route), bodies.get(route.endpoint), _kind(path, route))
         for path, route in found
         if f"/v1{path}" not in below
-        for method in sorted((route.methods or set()) - {"HEAD"})
+        for method in sorted(_methods(route))
     ]
 
 
@@ -100,6 +97,7 @@ def document(found: Sequence[Operation]) -> dict[str, Any]:
             },
         },
         "security": _SECRET,
+        "tags": [{"name": tag} for tag in dict.fromkeys(one.tag for one in found)],
     }
 
 
@@ -108,41 +106,24 @@ async def openapi(request: Request) -> JSONResponse:
     return JSONResponse(document(operations(request.app.routes, request.app.state.bodies)))
 
 
-async def docs(request: Request) -> HTMLResponse:
-    """The same for people: a page that runs nothing and asks nobody."""
-    return HTMLResponse(page(operations(request.app.routes, request.app.state.bodies)), headers=HEADERS)
-
-
-def page(found: Sequence[Operation]) -> str:
-    """The page of ``found``."""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>edge-llm</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><h1>edge-llm {edge_llm.__version__}</h1>'
-        '<p>What this server answers. The same as <a href="openapi.json">OpenAPI</a>. Fields are honoured; or they are hints, '
-        "which change nothing and are named in <code>x-edge-llm-ignored</code>; or they are refused with their name.</p>"
-        + "".join(map(_section, found))
-        + "</html>"
-    )
-
-
-def _section(one: Operation) -> str:
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{how}<td>{_marked(note)}" for name, how, note in one.fields()
-    )
-    table = f"<table><tr><th>field<th>is<th>{rows}</table>" if rows else ""
-    return f"<details><summary><code>{escape(one.title)}</code> {_marked(one.summary)}</summary>{table}</details>"
-
-
-def _marked(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
-
-
 def _routes(routes: Sequence[BaseRoute], before: str = "") -> Iterator[tuple[str, Route]]:
     for route in routes:
         if isinstance(route, Mount):
             yield from _routes(route.routes, before + route.path)
         elif isinstance(route, Route):
             yield before + route.path, route
+
+
+def _methods(route: Route) -> set[str]:
+    """What ``route`` answers; a GET answers HEAD without saying so."""
+    methods = route.methods or set()
+    return methods - {"HEAD"} if "GET" in methods else methods
+
+
+def _kind(path: str, route: Route) -> str:
+    if path.startswith("/web/"):
+        return "*/*"
+    return "text/html" if path == "/" else _KINDS.get(route.endpoint.__annotations__.get("return", ""), "application/json")
 
 
 def _summary(route: Route) -> str:
@@ -170,11 +151,12 @@ def _told(schema: dict[str, Any], model: type[Body]) -> dict[str, Any]:
 
 
 def _operation(one: Operation) -> dict[str, Any]:
-    answers: dict[str, Any] = {"application/json": {}}
+    answers: dict[str, Any] = {one.kind: {}}
     if one.body is not None and "stream" in one.body.model_fields:
-        answers["text/event-stream"] = {}
+        answers["application/x-ndjson" if one.tag == "Ollama" else "text/event-stream"] = {}
     found: dict[str, Any] = {
         "summary": one.summary,
+        "tags": [one.tag],
         "operationId": re.sub(r"\W+", "_", one.title.lower()).strip("_"),
         "responses": {
             "200": {"description": "The answer.", "content": answers},

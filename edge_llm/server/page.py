@@ -59,7 +59,10 @@ PATHS = frozenset(FILES)
 
 
 async def page(request: Request) -> Response:
-    """A file of the chat page, or 304 for whoever has it; raises `HTTPException` (404) for others."""
+    """A file of the chat page.
+
+    304 for whoever has it.  Raises `HTTPException` (404) for others.
+    """
     file = FILES.get(request.url.path.rstrip("/") or "/")
     if "page" in pool_of(request).without:
         raise HTTPException(404, "this server was started without its page (--without page)")

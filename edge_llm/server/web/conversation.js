@@ -9,7 +9,7 @@ import {toast} from "./widgets.js";
 
 const STARTERS = ["Explain how a hash table works", "Write a Python function that finds duplicates", "Give me three ideas for a short story"];
 const CHARACTERS = 4;  // of a token, where nothing better is known
-const ANSWER_MS = 3000;  // for which another tab is given time to say that it writes, where the browser does not know
+const ANSWER_MS = 1500;  // for which another tab is given time to say that it writes, where the browser does not know
 const NEAR = 60;  // pixels from the end at which the page follows what comes
 
 const freshChat = () => ({id: newId(), title: "", named: false, created: Date.now(), updated: Date.now(), head: null, model: null, system: "", sampling: {}, thinking: "", start: null, $new: true});

@@ -49,6 +49,15 @@ export function dress(button, name, label, text = null) {
   button.title = label;
 }
 
+const NARROW = matchMedia("(max-width: 860px)"), SMALL = matchMedia("(max-width: 560px)");
+
+/** Whether a column covers the chat: what is behind it takes no focus then. */
+export function cover() {
+  const {classList} = document.body;
+  document.querySelector("main").inert = (NARROW.matches && classList.contains("with-side")) || (SMALL.matches && classList.contains("with-panel"));
+}
+for (const query of [NARROW, SMALL]) query.addEventListener("change", cover);
+
 /** Tells a screen reader, once. */
 export function announce(text) {
   at("said").textContent = "";

@@ -90,7 +90,8 @@ export class Inside {
     const all = now.kv_pages ?? 0, used = all - (now.kv_pages_free ?? all);
     this.#put("pages", all ? used / all : 0, number(used), all ? `of ${number(all)} in use, ${number(now.prefix_pages ?? 0)} kept for prefixes` : "the model keeps none", 1);
     const count = grown("time_to_first_token_seconds_count");
-    const first = count ? grown("time_to_first_token_seconds_sum") / count : this.#series.first.at(-1) ?? 0;
+    const mean = (sum, of) => (of ? sum / of : 0), last = this.#series.first.at(-1);
+    const first = count ? grown("time_to_first_token_seconds_sum") / count : last || mean(now.time_to_first_token_seconds_sum, now.time_to_first_token_seconds_count);
     this.#put("first", first, first ? (first < 1 ? String(Math.round(first * 1000)) : first.toFixed(1)) : "–", first ? (first < 1 ? "ms" : "s") : "no answer yet");
     this.#share("cache", now.cached_prompt_tokens_total, now.prompt_tokens_total, "prompt tokens");
     this.#share("guesses", now.accepted_tokens_total, now.drafted_tokens_total, "guesses");

@@ -71,7 +71,7 @@ export const contextOf = model => model?.max_model_len ?? model?.meta?.n_ctx ?? 
 
 /** "2.3 M parameters", "8.3 bits per weight", "1,024 tokens of context", as far as they are known. */
 export function factsOf(model) {
-  const {n_params: count, bits_per_weight: bits, size} = model?.meta ?? {}, context = contextOf(model);
+  const {n_params: count, bits_per_weight: bits, size = model?.status?.memory_bytes} = model?.meta ?? {}, context = contextOf(model);
   return [
     count && `${count >= 1e9 ? `${(count / 1e9).toFixed(1)} B` : `${Math.max(1, Math.round(count / 1e6))} M`} parameters`,
     size && `${bytes(size)}${bits ? ` at ${bits.toFixed(1)} bits` : ""}`, context && `${number(context)} tokens of context`,

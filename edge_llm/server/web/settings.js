@@ -1,5 +1,5 @@
 // What holds for one chat: its system prompt, how its answers are sampled, how hard the model thinks.
-import {at, h, tool} from "./dom.js";
+import {at, cover, h, tool} from "./dom.js";
 import {SAMPLING, THINKING, factsOf} from "./models.js";
 
 const FIELDS = {
@@ -52,5 +52,6 @@ export function showPanel(name, parts) {
   panel.setAttribute("aria-label", name ?? "");
   panel.replaceChildren(...(parts ?? []));
   document.body.classList.toggle("with-panel", Boolean(name));
+  cover();
   for (const [id, its] of [["settings-open", "settings"], ["inside-open", "inside"]]) at(id).setAttribute("aria-expanded", String(its === name));
 }

@@ -1,5 +1,5 @@
 // The list of chats: by day, found by what was said in them, renamed, exported and deleted.
-import {at, dress, h, tool} from "./dom.js";
+import {at, cover, dress, h, tool} from "./dom.js";
 import {openMenu} from "./widgets.js";
 
 const DAY = 86400000;
@@ -106,6 +106,7 @@ export function openSide(on) {
   document.body.classList.toggle("with-side", on);
   document.body.classList.toggle("without-side", !on);
   at("side-open").setAttribute("aria-expanded", String(on));
+  cover();
 }
 
 export function dressSide() {
