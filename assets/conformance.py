@@ -61,10 +61,10 @@ is llama.cpp's alone gets OpenAI's. Documents are ranked (`/v1/rerank`) by the c
 is no model made for ranking here. Gaps (`/infill`) need a model whose tokenizer has tokens for them.
 
 Ollama's API is below /api, on the same port: `/api/chat`, `generate`, `embed`, `embeddings`, `tags`, `show`, `ps`, `version`,
-`pull`, `copy` and `delete`. `create`, `push` and `blobs` are a 501, `suffix`, `template` and images a 400. A field of sampling
-that `options` leave out has the value of `GET /props`, not Ollama's. `num_ctx` ends an answer; it makes no context longer. A
-conversation that does not fit loses its oldest turns (`messages.oldest`), unless `truncate` is false. A POST says
-`Content-Type: application/json`, which `curl -d` alone does not.
+`pull`, `copy` and `delete`. `create`, `push` and `blobs` are a 501, `template` and images a 400; `suffix` needs a model with
+tokens for gaps. A field of sampling that `options` leave out has the value of `GET /props`, not Ollama's. `num_ctx` ends an
+answer; it makes no context longer. A conversation that does not fit loses its oldest turns (`messages.oldest`), unless
+`truncate` is false.
 
 """
 TABLE = """| client | endpoint | what holds | test |

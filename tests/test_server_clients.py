@@ -386,6 +386,40 @@ def test_anthropic_stream(claude, answer):
     ]  # fmt: skip
 
 
+def test_responses_tell_log_probabilities(client):
+    """openai | responses | `include` of `message.output_text.logprobs`: each token of the text, whole and streamed alike."""
+    asked = {
+        "model": "builtin", "input": "Tell me a story", "max_output_tokens": 12, "temperature": 0, "top_logprobs": 2,
+        "include": ["message.output_text.logprobs", "file_search_call.results"], "store": False,
+    }  # fmt: skip
+    raw = client.responses.with_raw_response.create(**asked)
+    assert raw.headers["x-edge-llm-ignored"] == "include.file_search_call.results"
+    part = raw.parse().output[0].content[0]
+    assert "".join(one.token for one in part.logprobs) == part.text
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].token == one.token for one in part.logprobs)
+    events = list(client.responses.create(**asked, stream=True))
+    told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    assert [(one.token, one.logprob) for one in told] == [(one.token, one.logprob) for one in part.logprobs]
+    assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+    assert client.responses.create(**asked | {"include": [], "top_logprobs": 0}).output[0].content[0].logprobs == []
+
+
+def test_anthropic_usage_is_the_same_at_both_ends_of_a_stream(claude):
+    """anthropic | messages | A stream's first event tells the input's tokens as its last does, cached ones apart."""
+    told = [{"role": "user", "content": "The boat and the kite went up the hill. " * 20}]
+    asked = {"model": "builtin", "max_tokens": 2, "messages": told}
+    counted = claude.messages.count_tokens(model="builtin", messages=told).input_tokens
+    seen = []
+    for _ in range(2):
+        events = list(claude.messages.create(**asked, stream=True))
+        first = next(event.message.usage for event in events if event.type == "message_start")
+        last = next(event.usage for event in events if event.type == "message_delta")
+        seen.append((first.input_tokens, first.cache_read_input_tokens))
+        assert seen[-1] == (last.input_tokens, last.cache_read_input_tokens) and sum(seen[-1]) == counted
+        assert (first.output_tokens, last.output_tokens) == (0, 2)
+    assert seen[1][1] > 0
+
+
 def test_anthropic_count_tokens(claude):
     """anthropic | messages | `count_tokens` is what a request then uses."""
     counted = claude.messages.count_tokens(model="builtin", messages=ASK, system="Be kind.").input_tokens

@@ -110,15 +110,20 @@ def test_a_system_beside_the_messages_comes_first(switched, system):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_usage_in_every_chunk(engine, path):
-    """HTTP | chat | `stream_options.continuous_usage_stats`: every chunk has the usage so far."""
+    """HTTP | chat | `continuous_usage_stats` beside `include_usage`: every chunk has the usage so far."""
     service = HandService()
+    told = []
     with client_of(hosted(service, engine)) as client:
-        play(service, Delta("a", (1,)), Delta("bc", (2, 3)), end(completion=4))
-        body = {"messages": ASK, "prompt": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}}
-        *chunks, _ = events(client.post(path, json=body))
+        for at, usage in enumerate((True, False), start=1):
+            play(service, Delta("a", (1,)), Delta("bc", (2, 3)), end(completion=4), request=at)
+            options = {"continuous_usage_stats": True, "include_usage": usage}
+            body = {"messages": ASK, "prompt": "x", "stream": True, "stream_options": options}
+            told.append(events(client.post(path, json=body))[:-1])
+    (*chunks, last), without = told
+    assert not any("usage" in chunk for chunk in without)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and counts[-1] == 4
-    assert all(chunk["choices"] for chunk in chunks)
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 4
+    assert all(chunk["choices"] for chunk in chunks) and not last["choices"]
     assert len({chunk["usage"]["total_tokens"] - chunk["usage"]["completion_tokens"] for chunk in chunks}) == 1
 
 

@@ -203,6 +203,21 @@ def chat_tokens(client, messages):
     return response.json()["tokens"] if response.status_code == 200 else [0] * 1024
 
 
+def test_a_gap_is_filled_as_in_a_completion(http, engine, monkeypatch):
+    """HTTP | ollama | `suffix` is filled in the model's own tokens, as in `/v1/completions`, streamed or not."""
+    marks = tuple(text for text in engine.tokenizer.special_texts if text != engine.tokenizer.bos_text)[:3]
+    monkeypatch.setattr("edge_llm.text.infill._MARKS", (marks,))
+    body = {"prompt": "Once upon", "suffix": " boat."}
+    whole = generate(http, **body)
+    theirs = http.post("/v1/completions", json=body | {"temperature": 0, "max_tokens": GREEDY["num_predict"]}).json()
+    assert whole["response"] == theirs["choices"][0]["text"] and "context" not in whole
+    assert whole["prompt_eval_count"] == theirs["usage"]["prompt_tokens"]
+    streamed = lines(http.post("/api/generate", json=body | {"model": "builtin", "options": GREEDY}))
+    assert "".join(piece["response"] for piece in streamed) == whole["response"] and streamed[-1]["done"]
+    assert generate(http, **body | {"raw": True})["response"] == whole["response"]
+    assert generate(http, "", suffix=" boat.")["prompt_eval_count"] < whole["prompt_eval_count"]
+
+
 def test_hints_are_named(http):
     """HTTP | ollama | Hints about hardware have no effect and are named, as `options.num_gpu`."""
     hints = {"num_gpu": 1, "num_thread": 4, "num_batch": 2, "use_mmap": True, "numa": False, "num_keep": 4, "repeat_last_n": 64}
@@ -215,7 +230,11 @@ def test_hints_are_named(http):
     ("path", "fields", "named"),
     [
         ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
-        ("generate", {"prompt": "x", "images": ["aGk="]}, "images"), ("generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("generate", {"prompt": "x", "images": ["aGk="]}, "images"),
+        ("generate", {"prompt": "x", "suffix": "y"}, "fills no gaps"),
+        ("generate", {"prompt": "x", "suffix": 5}, "suffix"), ("generate", {"suffix": "y", "system": "z"}, "system"),
+        ("generate", {"suffix": "y", "context": [1]}, "context"),
+        ("generate", {"raw": True, "prompt": "x", "system": "y"}, "raw"),
         ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"), ("chat", {"format": "xml"}, "format"),
         ("chat", {"format": {"type": 5}}, "schema"), ("chat", {"options": {"mirostat": 1}}, "mirostat"),
         ("chat", {"options": {"tfs_z": 0.5}}, "tfs_z"), ("chat", {"options": {"top_p": 3}}, "options.top_p"),
@@ -225,7 +244,7 @@ def test_hints_are_named(http):
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(http, path, fields, named):
-    """HTTP | ollama | Images, `suffix`, `template`, mirostat and wrong values are a 400 `{"error": text}` that names them."""
+    """HTTP | ollama | Images, a `suffix` without tokens for it, `template`, mirostat and wrong values are a 400 by name."""
     body = {"messages": ASK} if path == "chat" else {}
     assert named in refusal(http.post(f"/api/{path}", json=body | fields))
 

@@ -19,7 +19,7 @@ from serving import HandService, client_of, end, hosted, serving
 
 from edge_llm.config import GenerationParams
 from edge_llm.engine.delta_stream import calls_on
-from edge_llm.engine.request import Delta, Request
+from edge_llm.engine.request import Delta, PromptProgress, Request
 from edge_llm.errors import NumericError, Overloaded
 from edge_llm.server import limits
 from edge_llm.server.answers import Answers
@@ -339,6 +339,7 @@ class PlayedAnswers:
     def __init__(self, looks):
         self.looks = list(looks)
         self.entry = Entry("POST", "/")
+        self.progress = PromptProgress(3)
 
     @property
     def ended(self):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge_llm.config import GenerationParams
-from edge_llm.engine.request import Answer, Delta, Finish
+from edge_llm.engine.request import Answer, Delta, Finish, PromptProgress, Usage
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
@@ -216,9 +216,9 @@ class MessageReply:
         """The finished message."""
         (answer,) = answers
         outcome = self.syntax.outcome(answer)
-        return {**self.begun(_usage(answer.finish)), "content": _content(outcome), **_stop(answer.finish, outcome.reason)}
+        return {**self.begun(_usage(answer.finish.usage)), "content": _content(outcome), **_stop(answer.finish, outcome.reason)}
 
-    def begun(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def begun(self, usage: dict[str, int]) -> dict[str, Any]:
         """The message before its content."""
         return {
             "id": self.id,
@@ -252,8 +252,7 @@ def _stop(finish: Finish, reason: str) -> dict[str, Any]:
     return {"stop_reason": ended, "stop_sequence": finish.stop, **stopped_by(finish)}
 
 
-def _usage(finish: Finish) -> dict[str, Any]:
-    usage = finish.usage
+def _usage(usage: Usage) -> dict[str, int]:
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
@@ -313,24 +312,41 @@ def named(kind: str, **data: Any) -> str:
 
 
 class _Events:
-    """The named events of one message, in the order that clients expect."""
+    """The named events of one message, in the order that clients expect.
+
+    The message begins when it is known how much of its prompt was cached: clients count by its first event and by its last.
+    """
+
+    looks_often = False
 
     def __init__(self, reply: MessageReply) -> None:
         self._reply = reply
         self._reader = reply.syntax.reader()
         self._blocks = _Blocks()
+        self._begun = False
 
     def opening(self) -> Iterator[str]:
-        usage = {"input_tokens": len(self._reply.requests[0].prompt), "output_tokens": 0}
-        yield named("message_start", message=self._reply.begun(usage))
+        yield from ()
+
+    def reading(self, progress: PromptProgress) -> Iterator[str]:
+        """The beginning of the message, once."""
+        if progress.cached is not None:
+            yield from self._begin(progress.cached)
+
+    def _begin(self, cached: int) -> Iterator[str]:
+        if not self._begun:
+            self._begun = True
+            usage = _usage(Usage(len(self._reply.requests[0].prompt), 0, cached))
+            yield named("message_start", message=self._reply.begun(usage))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        yield from self._begin(0)
         for piece in self._reader.read(delta):
             yield from self._blocks.grow(piece)
         if delta.finish is not None:
             yield from self._blocks.finish()
             stop = _stop(delta.finish, self._reader.reason(delta.finish))
-            yield named("message_delta", delta=stop, usage=_usage(delta.finish))
+            yield named("message_delta", delta=stop, usage=_usage(delta.finish.usage))
 
     def closing(self) -> Iterator[str]:
         yield named("message_stop")

@@ -227,7 +227,7 @@ class _Events:
         self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.body.wants_running_usage)
         self._finishes: dict[int, Finish] = {}
         self._texts: dict[tuple[int, type[Said | Thought]], TextEvent] = {}
-        self.teller = ProgressTeller(wanted=bool(reply.body.return_progress))
+        self._teller = ProgressTeller(wanted=bool(reply.body.return_progress))
 
     def opening(self) -> Iterator[str]:
         for index in range(len(self._readers)):
@@ -235,9 +235,14 @@ class _Events:
             begun = self._reply.chunk(index, {"role": "assistant"} | said)
             yield event(begun | self._usage.field() | ({} if index else self._reply.prompt_ids()))
 
+    @property
+    def looks_often(self) -> bool:
+        """Whether progress is told."""
+        return self._teller.wanted
+
     def reading(self, progress: PromptProgress) -> Iterator[str]:
         """What is told of the prompt while it is read."""
-        for news in self.teller.news(progress):
+        for news in self._teller.news(progress):
             yield event(self._reply.chunk(0, {}) | news)
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:

@@ -180,9 +180,9 @@ class CompletionReply:
         body, scores = self.body, answer.prompt_logprobs
         text = self.echo_text(index) + answer.text
         found = self.logprobs(answer.logprobs, self.offsets(index))
-        scored = {} if body.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(scores)}
+        scored = {"prompt_logprobs": None if body.prompt_logprobs is None else prompt_logprobs(scores)}
         choice = self._choice(index, text, answer.finish, self.echoed(index, scores, found)) | scored
-        return choice | self.prompt_ids(index) | self.token_ids(answer.tokens, answer.finish)
+        return choice | {"prompt_token_ids": None} | self.prompt_ids(index) | self.token_ids(answer.tokens, answer.finish)
 
     def chunk(self, index: int, text: str, finish: Finish | None = None, logprobs: Any = None, **more: Any) -> dict[str, Any]:
         """One chunk of choice ``index``."""

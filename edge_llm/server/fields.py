@@ -46,6 +46,7 @@ SAMPLING = (
     refused("dynatemp_range", 0),
     refused("grammar"), refused("guided_choice"), refused("guided_grammar"), refused("guided_json"), refused("guided_regex"),
     refused("json_schema"), refused("regex"), refused("structured_outputs"),
+    refused("kv_transfer_params", note="it may carry another prompt"),
     refused("length_penalty", 1),
     refused("lora", []),
     refused("mirostat", 0),
@@ -88,8 +89,7 @@ CHAT = (
 RESPONSES = (
     *SAMPLING, *_OPENAI,
     refused("background", False), refused("conversation", note="`previous_response_id` goes on with a response"),
-    refused("include", [], ["reasoning.encrypted_content"]),
-    refused("max_tool_calls"), refused("moderation"), refused("prompt"), refused("top_logprobs", 0),
+    refused("max_tool_calls"), refused("moderation"), refused("prompt"),
     hint("client_metadata", _LOCAL), hint("context_management", "`truncation: auto` makes a conversation fit"),
     hint("stream_options"),
 )  # fmt: skip
@@ -124,6 +124,7 @@ NOTES: Mapping[str, str] = {
     "guided_choice": "as `choice`", "guided_grammar": "as `grammar`", "guided_json": "as `json_schema`",
     "guided_regex": "as `regex`",
     "ignore_eos": "goes on behind the end token",
+    "include": "`message.output_text.logprobs`; what else it names is of tools that are not here, and is named in the header",
     "input": "a text, or items; references stand for items that are kept",
     "json_schema": "the answer is JSON of this schema",
     "keep_alive": "how long the model stays loaded",

@@ -281,14 +281,19 @@ class _Events:
         self._reply = reply
         self._counts = [0] * len(reply.requests)
         self._new_line = [False] * len(reply.requests)
-        self.teller = ProgressTeller(wanted=bool(reply.body.return_progress))
+        self._teller = ProgressTeller(wanted=bool(reply.body.return_progress))
 
     def opening(self) -> Iterator[str]:
         return iter(())
 
+    @property
+    def looks_often(self) -> bool:
+        """Whether progress is told."""
+        return self._teller.wanted
+
     def reading(self, progress: PromptProgress) -> Iterator[str]:
         """What is told of the first prompt while it is read."""
-        for news in self.teller.news(progress):
+        for news in self._teller.news(progress):
             yield event(self._reply.piece(0, "", (), 0) | news)
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:

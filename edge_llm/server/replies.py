@@ -19,7 +19,6 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import Naming, kept, lend, pool_of, prepared, read_body
 from edge_llm.server.problems import Problem, problem_of
-from edge_llm.server.progress import ProgressTeller
 from edge_llm.server.schemas import ignored_header
 from edge_llm.server.stream import SSE, EventStream, Medium, until_disconnect
 
@@ -42,9 +41,11 @@ class Events(Protocol):
 
 @runtime_checkable
 class ReadingEvents(Events, Protocol):
-    """Events that may tell how much of a prompt is read."""
+    """Events that tell how much of a prompt is read, or was there."""
 
-    teller: ProgressTeller
+    @property
+    def looks_often(self) -> bool:
+        """Whether a client asked to be told while the prompt is read."""
 
     def reading(self, progress: PromptProgress) -> Iterator[str]:
         """What is new of the first prompt, which is read so far."""
@@ -123,8 +124,8 @@ def _submitted(
     request: HTTPRequest, host: ModelHost, reply: Reply, headers: Mapping[str, str], *, streamed: bool
 ) -> _Begun:
     events = reply.events() if streamed else None
-    tells = isinstance(events, ReadingEvents) and events.teller.wanted
-    silence = limits.PROGRESS_SECONDS if tells else limits.KEEP_ALIVE_SECONDS
+    often = isinstance(events, ReadingEvents) and events.looks_often
+    silence = limits.PROGRESS_SECONDS if often else limits.KEEP_ALIVE_SECONDS
     return _Begun(reply, events, Answers(host, reply.requests, Entry.of(request.scope), silence), headers)
 
 
@@ -200,11 +201,12 @@ async def event_groups(events: Events, answers: Answers, medium: Medium = SSE) -
     """All events of a reply; those that are there at a time are one text, which is written at once."""
     if opening := "".join(events.opening()):
         yield opening
+    reading = events.reading if isinstance(events, ReadingEvents) else None
     group: list[str] = []
     try:
         while not answers.ended:
             found = await answers.look()
-            group += events.reading(answers.progress) if isinstance(events, ReadingEvents) and events.teller.wanted else ()
+            group += () if reading is None else reading(answers.progress)
             group += [] if found or group else [medium.keep_alive]
             for index, delta in found:
                 group += events.grow(index, delta)

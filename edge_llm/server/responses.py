@@ -22,7 +22,9 @@ from edge_llm.server.fields import RESPONSES, Rule, refusals
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.items import Items, shortened
+from edge_llm.server.logprobs import chat_logprobs
 from edge_llm.server.offers import Offer, responses_offer
+from edge_llm.server.output_items import CALLS, OutputItem, kind_of, more_of, output_items
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered, counted
 from edge_llm.server.schemas import Body, NamesModel, Sampling
@@ -33,8 +35,13 @@ from edge_llm.server.thinking import Thinks
 from edge_llm.talk.contents import LeftOut, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
-from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun, Thought
+from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun
 from edge_llm.talk.tools import ToolUse
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` names to have the text's log-probabilities told."""
+ENCRYPTED = "reasoning.encrypted_content"
+"""What it names to have thoughts sent back by clients: they come as they are here."""
 
 
 class TextSettings(Body):
@@ -56,6 +63,8 @@ class ResponsesBody(Thinks, Guided, Sampling, NamesModel):
     metadata: dict[str, Any] | None = None
     previous_response_id: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     store: bool | None = None
+    include: list[str] | None = Field(None, max_length=limits.TOOLS)
+    top_logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
     truncation: Literal["auto", "disabled"] | None = None
     """auto: a conversation that is too long loses its beginning."""
     _kept: ResponseStore = PrivateAttr(default_factory=ResponseStore)
@@ -88,7 +97,7 @@ class ResponsesBody(Thinks, Guided, Sampling, NamesModel):
         """The engine's request, and how to read its answer."""
         engine = host.engine
         params = self.params(engine.served, engine.config.vocab_size)
-        params = replace(params, think_tokens=self.think_tokens(engine.template.source))
+        params = replace(params, think_tokens=self.think_tokens(engine.template.source), logprobs=self._wanted_logprobs())
         tools = ToolUse.of(self.offer.functions, self.offer.choice, self.parallel_tool_calls, engine)
         params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.thinking_variables(engine.template.source)
@@ -109,7 +118,18 @@ class ResponsesBody(Thinks, Guided, Sampling, NamesModel):
 
     def left_out(self) -> Sequence[str]:
         self._messages(found := LeftOut())
-        return (*found.names, *self.offer.left_out)
+        beyond = [f"include.{name}" for name in self.include or () if name not in (LOGPROBS, ENCRYPTED)]
+        return (*found.names, *self.offer.left_out, *beyond)
+
+    def _wanted_logprobs(self) -> int | None:
+        """How many likely tokens beside each of the text; None: not even the token itself."""
+        if LOGPROBS not in (self.include or ()):
+            if self.top_logprobs:
+                raise UsageError(f"top_logprobs needs `include`: ['{LOGPROBS}']", param="top_logprobs")
+            return None
+        if self.offer.functions:
+            raise UsageError(f"`{LOGPROBS}` is not told beside tools; leave one of them out", param="include")
+        return self.top_logprobs or 0
 
     def _room(self, engine: Engine) -> int:
         """Tokens of a shortened prompt: what is left beside the answer, half of the context at least."""
@@ -163,7 +183,8 @@ class ResponsesReply:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The finished response."""
         outcome = with_inputs(self.syntax.outcome(*answers), self.body.offer.customs)
-        return self.finished(outcome, [item.done for item in _items(outcome, self.body.offer.customs)])
+        likely = chat_logprobs(answers[0].logprobs[outcome.thought_tokens :])["content"]
+        return self.finished(outcome, [item.done for item in output_items(outcome, self.body.offer.customs, likely)])
 
     def finished(self, outcome: Outcome, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The response with all its output."""
@@ -203,65 +224,6 @@ class ResponsesReply:
         }
 
 
-@dataclass
-class _Item:
-    """One output item as it grows: a thought, a message or a call."""
-
-    kind: str
-    id: str
-    call_id: str = ""
-    name: str = ""
-    text: str = ""
-    status: str = "in_progress"
-
-    @classmethod
-    def call(cls, call_id: str, name: str, customs: frozenset[str], text: str = "") -> _Item:
-        """A call of a function or of one of the ``customs``."""
-        kind = "custom_tool_call" if name in customs else "function_call"
-        return cls(kind, new_id("ctc_" if name in customs else "fc_"), call_id, name, text)
-
-    @classmethod
-    def of(cls, piece: AnswerPiece, customs: frozenset[str]) -> _Item:
-        """The item that begins with ``piece``."""
-        if isinstance(piece, CallBegun):
-            return cls.call(piece.id, piece.name, customs)
-        kind = _kind(piece)
-        return cls(kind, new_id("rs_" if kind == "reasoning" else "msg_"))
-
-    @property
-    def begun(self) -> dict[str, Any]:
-        """The item before its content."""
-        head = {"id": self.id, "type": self.kind, "status": self.status}
-        if self.kind in _CALLS:
-            return head | {"call_id": self.call_id, "name": self.name, _CALLS[self.kind]: ""}
-        return head | ({"summary": [], "content": []} if self.kind == "reasoning" else {"role": "assistant", "content": []})
-
-    @property
-    def done(self) -> dict[str, Any]:
-        """The item with its content."""
-        content = {_CALLS[self.kind]: self.text} if self.kind in _CALLS else {"content": [self.content_part(self.text)]}
-        return self.begun | content
-
-    def content_part(self, text: str) -> dict[str, Any]:
-        """The item's one part of content."""
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _items(outcome: Outcome, customs: frozenset[str]) -> list[_Item]:
-    """The output items of a whole answer; an answer without anything is an empty message."""
-    items = [_Item("reasoning", new_id("rs_"), text=outcome.thought)] if outcome.thought else []
-    if outcome.said or not (items or outcome.calls):
-        items.append(_Item("message", new_id("msg_"), text=outcome.said))
-    items += [_Item.call(call.id, call.name, customs, call.arguments) for call in outcome.calls]
-    for item in items:
-        item.status = "completed"
-    if outcome.reason == "length":
-        items[-1].status = "incomplete"
-    return items
-
-
 def _usage(outcome: Outcome) -> dict[str, Any]:
     usage = outcome.finish.usage
     return {
@@ -281,14 +243,22 @@ class _Events:
         self._reader = reply.syntax.reader()
         self._customs = CustomCalls(reply.body.offer.customs)
         self._number = 0
-        self._items: list[_Item] = []
+        self._items: list[OutputItem] = []
+        self._scored = 0
+        """Tokens whose log-probabilities came."""
+        self._likely: list[dict[str, Any]] = []
+        """Those of the text's tokens that are in no event yet."""
 
     def opening(self) -> Iterator[str]:
         yield self._named("response.created", response=self._reply.state("in_progress"))
         yield self._named("response.in_progress", response=self._reply.state("in_progress"))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
-        for piece in self._customs.push(self._reader.read(delta), ended=delta.finish is not None):
+        pieces = self._customs.push(self._reader.read(delta), ended=delta.finish is not None)
+        of_thought = max(0, self._reader.thought_tokens - self._scored)
+        self._likely += chat_logprobs(delta.logprobs[of_thought:])["content"]
+        self._scored += len(delta.logprobs)
+        for piece in pieces:
             yield from self._add(piece)
         if delta.finish is not None:
             yield from self._finish(Outcome(delta.finish, self._reader.reason(delta.finish), self._reader.thought_tokens))
@@ -303,7 +273,7 @@ class _Events:
     def _finish(self, outcome: Outcome) -> Iterator[str]:
         """The end of the last item and of the response; an answer without anything gets an empty message."""
         if not self._items:
-            yield from self._begin(_Item("message", new_id("msg_")))
+            yield from self._begin(OutputItem("message", new_id("msg_")))
         yield from self._end("incomplete" if outcome.reason == "length" else "completed")
         done = self._reply.finished(outcome, [item.done for item in self._items])
         yield self._named(f"response.{done['status']}", response=done)
@@ -316,19 +286,23 @@ class _Events:
     def _add(self, piece: AnswerPiece) -> Iterator[str]:
         """``piece`` goes on with the last item, or ends it and begins the next."""
         item = self._items[-1] if self._items else None
-        if item is None or isinstance(piece, CallBegun) or not (isinstance(piece, CallArguments) or item.kind == _kind(piece)):
+        goes_on = isinstance(piece, CallArguments) or (item is not None and item.kind == kind_of(piece))
+        if item is None or isinstance(piece, CallBegun) or not goes_on:
             yield from self._end("completed")
-            item = _Item.of(piece, self._reply.body.offer.customs)
+            item = OutputItem.of(piece, self._reply.body.offer.customs)
             yield from self._begin(item)
         if not isinstance(piece, CallBegun):
             item.text += piece.text
-            yield self._named(f"response.{_DELTAS[item.kind]}.delta", **self._place(item), delta=piece.text, **_more(item))
+            new, self._likely = (self._likely, []) if item.kind == "message" else ([], self._likely)
+            item.logprobs += new
+            place = self._place(item) | more_of(item, new)
+            yield self._named(f"response.{_DELTAS[item.kind]}.delta", **place, delta=piece.text)
 
-    def _begin(self, item: _Item) -> Iterator[str]:
+    def _begin(self, item: OutputItem) -> Iterator[str]:
         """The beginning of the next item."""
         self._items.append(item)
         yield self._named("response.output_item.added", output_index=len(self._items) - 1, item=item.begun)
-        if item.kind not in _CALLS:
+        if item.kind not in CALLS:
             yield self._named("response.content_part.added", **self._place(item), part=item.content_part(""))
 
     def _end(self, status: str) -> Iterator[str]:
@@ -337,29 +311,19 @@ class _Events:
             return
         item = self._items[-1]
         item.status = status
-        key = _CALLS.get(item.kind, "text")
-        yield self._named(f"response.{_DELTAS[item.kind]}.done", **self._place(item), **{key: item.text}, **_more(item))
-        if item.kind not in _CALLS:
+        key = CALLS.get(item.kind, "text")
+        place = self._place(item) | more_of(item, item.logprobs)
+        yield self._named(f"response.{_DELTAS[item.kind]}.done", **place, **{key: item.text})
+        if item.kind not in CALLS:
             yield self._named("response.content_part.done", **self._place(item), part=item.content_part(item.text))
         yield self._named("response.output_item.done", output_index=len(self._items) - 1, item=item.done)
 
-    def _place(self, item: _Item) -> dict[str, Any]:
+    def _place(self, item: OutputItem) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": item.id, "output_index": len(self._items) - 1}
-        return place if item.kind in _CALLS else place | {"content_index": 0}
+        return place if item.kind in CALLS else place | {"content_index": 0}
 
 
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""Kinds of items that are calls, and where they have what they are called with."""
 _DELTAS = {
     "function_call": "function_call_arguments", "custom_tool_call": "custom_tool_call_input",
     "reasoning": "reasoning_text", "message": "output_text",
 }  # fmt: skip
-
-
-def _more(item: _Item) -> dict[str, Any]:
-    return {"logprobs": []} if item.kind == "message" else {}
-
-
-def _kind(piece: AnswerPiece) -> str:
-    """The kind of the item that ``piece``, which is of no call, belongs to."""
-    return "reasoning" if isinstance(piece, Thought) else "message"

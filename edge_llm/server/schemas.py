@@ -299,8 +299,8 @@ class Streaming(Sampling, NamesModel):
 
     @property
     def wants_running_usage(self) -> bool:
-        """Whether every chunk has the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        """Whether every chunk has the usage so far: where the usage is wanted at all, as with vLLM."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats and self.wants_usage)
 
     def _check_extra(self) -> None:
         super()._check_extra()

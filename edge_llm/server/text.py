@@ -127,9 +127,8 @@ def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": iter(ids), "count": len(ids), "max_model_len": engine.runner.context}
     if body.with_pieces:
         found["tokens"] = ({"id": token, "piece": engine.tokenizer.token_string(token)} for token in ids)
-    if body.return_token_strs:
-        found["token_strs"] = (engine.tokenizer.token_string(token) for token in ids)
-    return found
+    strings = (engine.tokenizer.token_text(token) for token in ids)
+    return found | {"token_strs": strings if body.return_token_strs else None}
 
 
 def _detokenize(host: ModelHost, body: DetokenizeBody) -> dict[str, Any]:

@@ -20,25 +20,28 @@ from edge_llm.server.stream import line
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax
 from edge_llm.talk.pieces import Said, Thought
+from edge_llm.text.infill import infill_prompt
 
 
 class GenerateBody(Generating):
     """A prompt, as the user's only message or, with ``raw``, as the model reads it."""
 
     prompt: str | None = None
+    suffix: str | None = None
+    """What stands behind the gap that the answer fills; the chat template is not used."""
     system: str | None = None
     raw: bool | None = None
     context: list[int] | None = None
     """The tokens that an earlier answer gave: the conversation goes on."""
 
     rules: ClassVar[Sequence[Rule]] = (
-        *Generating.rules, refused("suffix", ""), refused("template", "", note="the model's is used; `raw` takes any prompt"),
+        *Generating.rules, refused("template", "", note="the model's is used; `raw` takes any prompt"),
     )  # fmt: skip
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = refusals(rules)
 
     @property
     def begins(self) -> bool:
-        return bool(self.prompt)
+        return bool(self.prompt or self.suffix)
 
     def nothing(self) -> dict[str, Any]:
         return {"response": ""}
@@ -46,16 +49,27 @@ class GenerateBody(Generating):
     def reply(self, host: ModelHost, model: str, clock: Clock) -> GenerateReply:
         """What answers this request."""
         prompt = self.prompt or ""
-        host.check_length(prompt, self.system or "")
-        request, syntax = self._raw(host.engine, prompt) if self.raw else self._asked(host.engine, prompt)
-        return GenerateReply(model, [self.within(request, host.engine)], syntax, clock, keeps=not self.raw)
+        host.check_length(prompt, self.system or "", self.suffix or "")
+        asked = self._gap if self.suffix else self._raw if self.raw else self._asked
+        request, syntax = asked(host.engine, prompt)
+        return GenerateReply(model, [self.within(request, host.engine)], syntax, clock, keeps=not (self.raw or self.suffix))
+
+    def _gap(self, engine: Engine, prompt: str) -> tuple[Prompt, AnswerSyntax]:
+        """What stands between the prompt and the suffix."""
+        self._alone("suffix")
+        tokens = infill_prompt(engine.tokenizer, prompt, self.suffix or "", most=engine.runner.context)
+        return engine.token_request(tokens, self.params(engine)), AnswerSyntax(engine.tokenizer)
 
     def _raw(self, engine: Engine, prompt: str) -> tuple[Prompt, AnswerSyntax]:
         """The text that goes on."""
+        self._alone("raw")
+        return engine.text_request(prompt, self.params(engine), parse_special=True), AnswerSyntax(engine.tokenizer)
+
+    def _alone(self, way: str) -> None:
+        """Refuse what has no place in a prompt without a chat template, which the field ``way`` asks for."""
         for name in ("system", "context"):
             if getattr(self, name):
-                raise UsageError(f"{name} cannot be combined with `raw`: true; write it into the prompt", param=name)
-        return engine.text_request(prompt, self.params(engine), parse_special=True), AnswerSyntax(engine.tokenizer)
+                raise UsageError(f"{name} cannot be combined with `{way}`; write it into the prompt", param=name)
 
     def _asked(self, engine: Engine, prompt: str) -> tuple[Prompt, AnswerSyntax]:
         """The question, behind the conversation so far."""
