@@ -106,7 +106,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-_MIXTURE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3, "num_hidden_layers": 4}
+_MIXTURE = {"moe_intermediate_size": 64, "num_experts_per_tok": 3, "num_hidden_layers": 4}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", _MIXTURE | {"num_experts": 8}),
     "mixtral": ("Mixtral", _MIXTURE | {"num_local_experts": 5, "num_experts_per_tok": 2}),

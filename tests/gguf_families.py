@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from families import FAMILIES
+from families import FAMILIES, MIXTURES
 from gguf_files import Tensor, floats, gguf_bytes, in_pairs, tokenizer_pairs
 from safetensors.numpy import load_file
 
 IN_GGUF = [name for name in FAMILIES if name.partition(",")[0] not in ("glm", "nemotron", "starcoder2", "stablelm")]
-"""Those models of `FAMILIES` whose GGUF files are read."""
+IN_GGUF += MIXTURES
+"""Those models of `FAMILIES` and `MIXTURES` whose GGUF files are read."""
 GEMMA = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -29,6 +31,7 @@ OWN = {
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm", "mlp.gate_up_proj": "ffn_up",
     },
+    "llama": {"block_sparse_moe.gate": "ffn_gate_inp"},
     "hunyuan-dense": {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
 }  # fmt: skip
 """Names of parts of a layer, by architecture."""
@@ -36,13 +39,13 @@ LAYER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
 }  # fmt: skip
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 IN_PAIRS = ("llama", "granite", "smollm3", "mistral3")
 """Whose converters are or come from Llama's."""
 ARCHITECTURE = {
-    "gemma3_text": "gemma3", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
+    "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
 }  # fmt: skip
 """By model type, where they differ."""
 
@@ -75,6 +78,10 @@ def family_pairs(raw: Mapping[str, Any]) -> dict[str, Any]:
         said |= {f"rope.scaling.yarn_{key}": rope[key] for key in ("beta_fast", "beta_slow") if key in rope}
         if "attention_factor" in rope:
             said["rope.scaling.yarn_attn_factor"] = rope["attention_factor"]
+    if raw.get("num_experts_per_tok"):
+        said |= {"expert_used_count": raw["num_experts_per_tok"]}
+        said |= {"expert_count": raw.get("num_local_experts") or raw["num_experts"]}
+        said |= {"expert_feed_forward_length": raw["moe_intermediate_size"]} if "moe_intermediate_size" in raw else {}
     said |= _own_pairs(kind, raw, rope, head)
     return {"general.architecture": arch, "general.file_type": 0} | {f"{arch}.{key}": value for key, value in said.items()}
 
@@ -119,13 +126,30 @@ def _longropes(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
     return math.sqrt(1 + math.log(stretch) / math.log(original))
 
 
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+_STACKS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+
+
+def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``tensors`` with the matrices of a layer's experts in one, which has its name in the file."""
+    found, stacks = {}, dict[str, dict[int, np.ndarray]]()
+    for name, values in tensors.items():
+        if part := _EXPERT.fullmatch(name):
+            stacks.setdefault(f"blk.{part[1]}.ffn_{_STACKS[part[3]]}_exps.weight", {})[int(part[2])] = values
+        else:
+            found[name] = values
+    return found | {name: np.stack([own[expert] for expert in range(len(own))]) for name, own in stacks.items()}
+
+
 def family_tensors(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> list[Tensor]:
     arch = ARCHITECTURE.get(raw["model_type"], raw["model_type"])
     found = []
-    for name, values in tensors.items():
+    for name, values in stacked(tensors).items():
         stem, _, suffix = name.rpartition(".")
         if stem in WHOLE:
             own = WHOLE[stem]
+        elif ".ffn_" in stem:
+            own = stem
         else:
             layer, part = stem.removeprefix("model.layers.").split(".", 1)
             own = f"blk.{layer}.{(LAYER | OWN.get(arch, {}))[part]}"

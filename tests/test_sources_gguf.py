@@ -238,7 +238,7 @@ WRONG = {
     "3 kv heads of 4": ({"llama.attention.head_count_kv": 3}, InvalidModel, "multiple"),
     "kv heads by layer": ({"llama.attention.head_count_kv": [1, 2]}, InvalidModel, "array of different values"),
     "part of a head turned": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count"),
-    "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of `8` experts"),
+    "experts": ({"llama.expert_count": 8}, InvalidModel, "expert_used_count"),
     "not causal": ({"llama.attention.causal": False}, UnsupportedModel, "only causal models run"),
     "a rotation of another kind": ({"llama.rope.scaling.type": "spiral"}, UnsupportedModel, "m.gguf.*`spiral`"),
     "a tokenizer of another kind": ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "kind `bert`"),

@@ -14,6 +14,7 @@ LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
 """Parts of a layer, which both number."""
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -24,10 +25,23 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 FUSED = "attn_qkv"
 """Rows of queries, of keys, then of values, in one tensor."""
 PARTS_OF_FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+"""Stacks of the matrices of all experts of a layer, with braces for an expert's number."""
 
 _NORMS_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"} | _NORMS_BEHIND
+_MIXTRAL = "block_sparse_moe"
 _OTHERS = {
+    "llama": {
+        "ffn_gate_inp": f"{_MIXTRAL}.gate",
+        "ffn_gate_exps": f"{_MIXTRAL}.experts.{{}}.w1",
+        "ffn_up_exps": f"{_MIXTRAL}.experts.{{}}.w3",
+        "ffn_down_exps": f"{_MIXTRAL}.experts.{{}}.w2",
+    },
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "phi3": {FUSED: "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -48,4 +62,4 @@ NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3"))
 
 def layer_names(architecture: str) -> dict[str, str]:
     """Hugging Face's names of the parts of a layer by llama.cpp's."""
-    return LAYER | _OTHERS.get(architecture, {})
+    return LAYER | EXPERTS | _OTHERS.get(architecture, {})

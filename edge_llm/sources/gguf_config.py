@@ -7,7 +7,7 @@ from typing import Any
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
-from edge_llm.sources.gguf_families import ARCHITECTURES, architectures, refusal
+from edge_llm.sources.gguf_families import ARCHITECTURES, WITH_EXPERTS, architectures, refusal
 from edge_llm.sources.refusals import adapter_refusal
 
 
@@ -32,8 +32,13 @@ def _base_of(adapter: GgufModel) -> str:
 
 def _refuse_what_is_more(model: GgufModel, name: str) -> None:
     """Raise `UnsupportedModel` for what the architecture's name allows and does not run here."""
-    if experts := model.integer(f"{name}.expert_count", 0, 1 << 20, 0):
-        raise UnsupportedModel(f"{model.where} is a mixture of `{experts}` experts; those do not run here")
+    experts = model.integer(f"{name}.expert_count", 0, 1 << 20, 0)
+    if experts and name not in WITH_EXPERTS:
+        known = ", ".join(sorted(WITH_EXPERTS))
+        raise UnsupportedModel(
+            f"{model.where} is a mixture of `{experts}` experts of the architecture `{name}`, which does not run here; of mixtures "
+            f"these do: {known}"
+        )
     if not model.flag(f"{name}.attention.causal", True):
         raise UnsupportedModel(f"{model.where} has tokens that see those after them; only causal models run here")
     sections = model.numbers(f"{name}.rope.dimension_sections")

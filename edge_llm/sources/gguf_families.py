@@ -15,6 +15,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.models import families
+from edge_llm.models.mixtures import MAX_EXPERTS
 from edge_llm.sources.gguf_rope import decimal, llama3_scaling, scaling_of
 
 _LARGEST_WINDOW = 1 << 27
@@ -26,6 +27,9 @@ _EXAONE_32B_LAYERS = 64
 
 def _llama(model: GgufModel, name: str) -> dict[str, Any]:
     window = _window(model, name)
+    if model.pairs.get(f"{name}.expert_count"):
+        mixtral = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": window or None}
+        return _decoder(model, name) | mixtral | _experts(model, name)
     settings = _decoder(model, name) | {"attention_bias": _has_bias(model, _QKV + _OUTPUT)}
     if not window:
         return settings | {"mlp_bias": _has_bias(model, _MLP)}
@@ -38,6 +42,25 @@ def _qwen2(model: GgufModel, name: str) -> dict[str, Any]:
 
 def _qwen3(model: GgufModel, name: str) -> dict[str, Any]:
     return _qwen2(model, name) | {"attention_bias": _has_bias(model, _QKV + _OUTPUT)}
+
+
+def _experts(model: GgufModel, name: str) -> dict[str, Any]:
+    """How many experts a layer has, and a token goes to."""
+    count = model.integer(f"{name}.expert_count", 1, MAX_EXPERTS)
+    return {"num_local_experts": count, "num_experts_per_tok": model.integer(f"{name}.expert_used_count", 1, count)}
+
+
+def _olmoe(model: GgufModel, name: str) -> dict[str, Any]:
+    bias = {"attention_bias": _has_bias(model, _QKV + _OUTPUT)}
+    return _decoder(model, name) | _experts(model, name) | bias | {"norm_topk_prob": False}
+
+
+def _qwen3moe(model: GgufModel, name: str) -> dict[str, Any]:
+    layers = range(layers_of(model, name))
+    dense = [index for index in layers if not model.has_tensor(f"blk.{index}.ffn_gate_inp.weight")]
+    width = model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20)
+    own = {"moe_intermediate_size": width, "mlp_only_layers": dense, "norm_topk_prob": True}
+    return _qwen3(model, name) | _experts(model, name) | own
 
 
 def _gemma2(model: GgufModel, name: str) -> dict[str, Any]:
@@ -155,13 +178,15 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _llama, ("mistral",)),
+    "llama": Architecture("llama", "LlamaForCausalLM", _llama, ("mistral", "mixtral")),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _qwen2),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _qwen3),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _phi3),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2, ("olmo3",)),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3moe),
     "granite": Architecture("granite", "GraniteForCausalLM", _granite),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _smollm3),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _glm4),
@@ -172,6 +197,8 @@ ARCHITECTURES = {
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3),
 }
 """By the name of `general.architecture`."""
+WITH_EXPERTS = frozenset(("llama", "olmoe", "qwen3moe"))
+"""Architectures of which mixtures run."""
 ARCHITECTURE_OF = {kind: name for name, one in ARCHITECTURES.items() for kind in (one.model_type, *one.others)}
 """By model type."""
 

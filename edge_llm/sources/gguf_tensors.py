@@ -11,6 +11,7 @@ from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.formats.gguf_blocks import TYPES, BlockType
 from edge_llm.formats.gguf_names import (
+    EXPERTS,
     FREQUENCIES,
     FUSED,
     LONG_FACTORS,
@@ -63,7 +64,7 @@ class GgufTensors:
             return (self._zeros[name],)
         part = self._parts.get(name, _Part(name))
         shape = self._model.tensor(part.tensor).shape
-        return shape if part.rows is None else (len(part.rows), *shape[1:])
+        return shape if part.rows is None else (len(part.rows), *shape[1:][-1:])
 
     def read(self, name: str) -> np.ndarray:
         """`GgufModel.read` of the tensor ``name``."""
@@ -120,6 +121,10 @@ class GgufTensors:
         if len(words) != 3:
             return [(own, _Part(own))]
         prefix = f"model.layers.{words[1]}."
+        if words[2] in EXPERTS and len(shape := self._model.tensor(own).shape) == 3:
+            module, rows = self._layer_names[words[2]], shape[1]
+            spans = (range(rows * expert, rows * (expert + 1)) for expert in range(shape[0]))
+            return [(f"{prefix}{module.format(expert)}.{suffix}", _Part(own, span)) for expert, span in enumerate(spans)]
         if words[2] in self._layer_names:
             return [(f"{prefix}{self._layer_names[words[2]]}.{suffix}", _Part(own))]
         if words[2] != FUSED:
