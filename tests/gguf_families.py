@@ -45,7 +45,8 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 IN_PAIRS = ("llama", "granite", "smollm3", "mistral3")
 """Whose converters are or come from Llama's."""
 ARCHITECTURE = {
-    "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
+    "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+    "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
 }  # fmt: skip
 """By model type, where they differ."""
 

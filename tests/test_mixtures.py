@@ -4,8 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from block_files import NUMBERS, random_blocks
 from families import MIXTURES, family_folder, logits_of
+from gguf_families import family_gguf, family_pairs, family_tensors
+from gguf_files import gguf_bytes, tokenizer_pairs
 from model_files import VOCAB_SIZE
+from safetensors.numpy import load_file
 
 from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.config import RuntimeConfig
@@ -17,6 +21,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.description import decode_description, encode_description, model_record
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, group_units
 from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.kernels.blocks import KINDS
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
@@ -25,6 +30,7 @@ from edge_llm.operations.base import NUMPY, Gain
 from edge_llm.operations.experts import Experts
 from edge_llm.operations.router import Router
 from edge_llm.runner.base import Segment
+from edge_llm.sources import open_source
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
 
@@ -211,3 +217,42 @@ def test_products_that_are_no_numbers_choose_nobody(products):
 def test_a_router_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="router"):
         router(**wrong)
+
+
+KINDS_OF_EXPERTS = {"gate": "q4_0", "up": "q4_0", "down": "q5_1"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A GGUF file whose experts are stacks of blocks."""
+    folder, _ = family_folder(tmp_path_factory.mktemp("blocks") / "hf", "olmoe")
+    raw = json.loads((folder / "config.json").read_text())
+    tensors = []
+    for seed, (name, number, shape, data) in enumerate(family_tensors(raw, load_file(folder / "model.safetensors"))):
+        if len(shape) == 3:
+            kind = KINDS_OF_EXPERTS[name.split("_")[1]]
+            blocks = random_blocks(KINDS[kind], shape[0] * shape[1], shape[2], seed, shape[2] ** -0.5)
+            number, data = NUMBERS[kind], blocks.tobytes()
+        tensors.append((name, number, shape, data))
+    file = folder.parent / "m.gguf"
+    file.write_bytes(gguf_bytes(family_pairs(raw) | tokenizer_pairs(), tensors))
+    return file
+
+
+def test_experts_keep_the_blocks_of_a_file(file, tmp_path):
+    with open_source(file) as source:
+        exact = FloatModel(source, source.config).forward(TOKENS)
+    with open_bundle(import_model(file, target=tmp_path / "bundle", weights=LayerBits("blocks"))) as opened:
+        linears = opened.decoder.linears()
+        assert {linears[f"layers.1.experts.7.{name}"].scheme for name in ("gate_up", "down")} == {"q4_0", "q5_1"}
+        found = logits(opened)
+        assert divergence(exact, found) < 0.02
+        assert np.array_equal(found, logits(opened, chunk=16, threads=1))
+
+
+@pytest.mark.parametrize("name", ["granite"])
+def test_a_mixture_of_another_architecture_is_refused(name, tmp_path):
+    folder, _ = family_folder(tmp_path / "hf", name)
+    (tmp_path / "m.gguf").write_bytes(family_gguf(folder, granite__expert_count=8))
+    with pytest.raises(UnsupportedModel, match="a mixture of `8` experts of the architecture `granite`.*olmoe"):
+        open_source(tmp_path / "m.gguf")

@@ -56,7 +56,10 @@ class GgufTensor:
     nbytes: int
 
     def rows(self, first: int, count: int) -> GgufTensor:
-        """``count`` of its rows, those of a stack of matrices one under the other; `UnsupportedModel` where a block has several."""
+        """``count`` of its rows; those of stacked matrices are one under the other.
+
+        Raises `UnsupportedModel` where a block has several.
+        """
         if len(self.shape) == 1 and self.kind.columns > 1:
             raise UnsupportedModel(f"the vector `{shown(self.name)}` is {self.kind.name}; parts of it cannot be read, F32 can")
         each = self.nbytes // math.prod(self.shape[:2] if len(self.shape) == 3 else self.shape[:1])

@@ -36,8 +36,8 @@ def _refuse_what_is_more(model: GgufModel, name: str) -> None:
     if experts and name not in WITH_EXPERTS:
         known = ", ".join(sorted(WITH_EXPERTS))
         raise UnsupportedModel(
-            f"{model.where} is a mixture of `{experts}` experts of the architecture `{name}`, which does not run here; of mixtures "
-            f"these do: {known}"
+            f"{model.where} is a mixture of `{experts}` experts of the architecture `{name}`, which does not run here; "
+            f"of mixtures these do: {known}"
         )
     if not model.flag(f"{name}.attention.causal", True):
         raise UnsupportedModel(f"{model.where} has tokens that see those after them; only causal models run here")

@@ -123,8 +123,8 @@ class GgufTensors:
         prefix = f"model.layers.{words[1]}."
         if words[2] in EXPERTS and len(shape := self._model.tensor(own).shape) == 3:
             module, rows = self._layer_names[words[2]], shape[1]
-            spans = (range(rows * expert, rows * (expert + 1)) for expert in range(shape[0]))
-            return [(f"{prefix}{module.format(expert)}.{suffix}", _Part(own, span)) for expert, span in enumerate(spans)]
+            of_experts = [range(rows * expert, rows * (expert + 1)) for expert in range(shape[0])]
+            return [(f"{prefix}{module.format(expert)}.{suffix}", _Part(own, one)) for expert, one in enumerate(of_experts)]
         if words[2] in self._layer_names:
             return [(f"{prefix}{self._layer_names[words[2]]}.{suffix}", _Part(own))]
         if words[2] != FUSED:
