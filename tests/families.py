@@ -111,7 +111,18 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", _MIXTURE | {"num_experts": 8}),
     "mixtral": ("Mixtral", _MIXTURE | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("Qwen3Moe", _MIXTURE | {"head_dim": 16, "num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [1]}),
-}
+    "glm4_moe": (
+        "Glm4Moe",
+        _MIXTURE
+        | {
+            "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "attention_bias": True,
+            "use_qk_norm": True, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen2_moe": ("Qwen2Moe", _MIXTURE | {"num_experts": 8, "shared_expert_intermediate_size": 80, "mlp_only_layers": [2]}),
+    "granitemoe": ("GraniteMoe", _MIXTURE | GRANITE | {"num_local_experts": 6, "tie_word_embeddings": True}),
+}  # fmt: skip
 """Families with experts."""
 _IMAGES = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 _PIXELS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
@@ -168,6 +179,9 @@ def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
                 values.copy_(0.3 * drawn)
             else:
                 values.copy_(drawn * (0.5 if "embed" in tensor else 1.3 / values.shape[-1] ** 0.5))
+        for tensor, values in model.named_buffers():
+            if tensor.endswith("e_score_correction_bias"):
+                values.copy_(0.2 * torch.randn(values.shape, generator=random))
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder, model

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from families import FAMILIES, MIXTURES
+from families import FAMILIES
 from gguf_files import Tensor, floats, gguf_bytes, in_pairs, tokenizer_pairs
 from safetensors.numpy import load_file
 
 IN_GGUF = [name for name in FAMILIES if name.partition(",")[0] not in ("glm", "nemotron", "starcoder2", "stablelm")]
-IN_GGUF += MIXTURES
+IN_GGUF += ("olmoe", "mixtral", "qwen3_moe")
 """Those models of `FAMILIES` and `MIXTURES` whose GGUF files are read."""
 GEMMA = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",

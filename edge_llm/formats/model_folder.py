@@ -29,6 +29,8 @@ MAX_CONFIG_BYTES = 4 << 20
 MODEL = "model"
 """What weights are called: this with .safetensors, or shards of it and this with .safetensors.index.json."""
 _ADAPTER = "adapter_config.json"
+_STACKS = ("input_linear", "output_linear")
+"""Modules that have the matrices of all experts in one tensor."""
 
 
 class SourceFolder:
@@ -139,7 +141,7 @@ def open_model_folder(folder: Path, weights: str = MODEL) -> SourceFolder:
 
 def _folder(folder: Path, config: dict[str, Any], shards: list[SafetensorsFile]) -> SourceFolder:
     try:
-        return SourceFolder(folder, config, shards)
+        return SourceFolder(folder, config, [shard.apart(_STACKS) for shard in shards])
     except BaseException:
         for shard in shards:
             shard.close()

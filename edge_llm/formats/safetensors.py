@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ MAX_HEADER_VALUES = 10 * MAX_TENSORS
 """Commas, brackets and braces of a header; a tensor of two dimensions costs 8."""
 MAX_DIMS = 8
 MAX_NAME = 1024
+MAX_STACK = 4096
+"""Matrices of a tensor that are read one by one."""
 _BLOCK_BYTES = 512 << 10
 """Read at a time, so that it is widened where it still is: in a core's cache."""
 _BITS = {
@@ -64,6 +66,22 @@ class SafetensorsFile:
     @property
     def path(self) -> Path:
         return self._file.path
+
+    def apart(self, stacks: Collection[str]) -> SafetensorsFile:
+        """The same file, whose stacks of matrices ``a.NAME.weight`` are matrices ``a.NAME.7.weight``, NAME in ``stacks``."""
+        found: dict[str, TensorInfo] = {}
+        for name, info in self.tensors.items():
+            stem, _, kind = name.rpartition(".")
+            if len(info.shape) == 3 and 1 <= info.shape[0] <= MAX_STACK and stem.rpartition(".")[2] in stacks:
+                each = info.nbytes // info.shape[0]
+                for number in range(info.shape[0]):
+                    own = f"{stem}.{number}.{kind}"
+                    found[own] = replace(
+                        info, name=own, shape=info.shape[1:], offset=info.offset + number * each, nbytes=each
+                    )
+            else:
+                found[name] = info
+        return SafetensorsFile(self._file, found)
 
     def read(self, name: str, *, most: float | None = None) -> np.ndarray:
         """The tensor as float32 in an array of its own; ``most`` refuses NaN and what is farther from zero.

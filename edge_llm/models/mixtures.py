@@ -6,11 +6,14 @@ from typing import Any
 
 from edge_llm.errors import InvalidModel
 from edge_llm.files import shown
-from edge_llm.models.blocks import Shape
+from edge_llm.models.blocks import Shape, linear
 from edge_llm.models.fields import Fields
-from edge_llm.operations.base import HIDDEN, Gain
+from edge_llm.operations.base import HIDDEN, Gain, Operation
 from edge_llm.operations.experts import Experts
+from edge_llm.operations.glu import GLU
+from edge_llm.operations.linear import SourceRows
 from edge_llm.operations.router import Router
+from edge_llm.operations.row_gate import RowGate
 
 MAX_EXPERTS = 4096
 COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -45,6 +48,27 @@ def experts(
     """The experts behind ``route``, added to the residual stream; ``names`` are their modules for gate, up and down."""
     gate, up, down = (f"{module}.{{}}.{name}" for name in names)
     return Experts(shape.hidden, width, route, gate, up, down, "normed", HIDDEN, HIDDEN, activation)
+
+
+def fused_experts(shape: Shape, width: int, route: Router, *, gate_up: str, down: str, activation: str = "silu") -> Experts:
+    """The same of a source that has gate and up of an expert in one module, whose number comes last."""
+    gate, up, down = f"{gate_up}.{{}}", f"{gate_up}.{{}}", f"{down}.{{}}"
+    return Experts(shape.hidden, width, route, gate, up, down, "normed", HIDDEN, HIDDEN, activation)
+
+
+def shared_experts(
+    shape: Shape, width: int, *, activation: str = "silu", module: str = "mlp.shared_experts", gate: str = ""
+) -> tuple[Operation, ...]:
+    """A gated MLP that every row goes to, added to the residual stream; ``gate`` is the module of a gate of whole rows."""
+    rows = [SourceRows(f"{module}.{name}_proj", width) for name in ("gate", "up")]
+    down, written = SourceRows(f"{module}.down_proj", shape.hidden), "shared" if gate else HIDDEN
+    behind = RowGate(Gain("shared_gate", f"{gate}.weight", shape.hidden, rows=1), "shared", "normed", HIDDEN, HIDDEN)
+    return (
+        linear("shared_gate_up", rows, shape.hidden, "normed", "shared_gate_up"),
+        GLU(width, reads="shared_gate_up", writes="shared_activated", activation=activation),
+        linear("shared_down", (down,), width, "shared_activated", written, adds="" if gate else HIDDEN),
+        *((behind,) if gate else ()),
+    )
 
 
 def read_dense_layers(raw: dict[str, Any], layers: int) -> frozenset[int]:

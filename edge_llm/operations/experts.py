@@ -47,7 +47,8 @@ class Experts(Operation):
     """Channels inside an expert."""
     router: Router
     gate_module: str
-    """The module of an expert's gate in the source, with braces for the expert's number; so those of up and down."""
+    """The module of an expert's gate in the source, with braces for the expert's number; so those of up and down.  Gate and up
+    may be one module, the gate's rows first."""
     up_module: str
     down_module: str
     reads: str
@@ -83,13 +84,15 @@ class Experts(Operation):
         return tuple(one for expert in range(self.count) for one in self._linears_of(expert))
 
     def _linears_of(self, expert: int) -> tuple[Linear, Linear]:
-        rows = (SourceRows(module.format(expert), self.width) for module in (self.gate_module, self.up_module))
+        gate, up = (module.format(expert) for module in (self.gate_module, self.up_module))
+        whole = 2 * self.width if gate == up else 0
+        rows = (SourceRows(gate, self.width, 0, whole), SourceRows(up, self.width, self.width if whole else 0, whole))
         down = (SourceRows(self.down_module.format(expert), self.columns),)
         first, name = _LINEARS * expert, f"{NAME}.{expert}"
         schemes = self.schemes[first : first + _LINEARS] or (DEFAULT_SCHEME,) * _LINEARS
         turns = self.turns[first : first + _LINEARS] or (0,) * _LINEARS
         return (
-            Linear(f"{name}.gate_up", tuple(rows), self.columns, self.reads, _PRODUCTS, scheme=schemes[0], turn=turns[0]),
+            Linear(f"{name}.gate_up", rows, self.columns, self.reads, _PRODUCTS, scheme=schemes[0], turn=turns[0]),
             Linear(f"{name}.down", down, self.width, _ACTIVATED, self.writes, scheme=schemes[1], turn=turns[1]),
         )
 
