@@ -8,6 +8,7 @@ from edge_llm.errors import InvalidModel
 from edge_llm.files import shown
 
 MAX_CONTEXT = 1 << 27
+MAX_EXPERTS = 4096
 MAX_THETA = 1e18
 """Models for a million tokens have about 1e11.  A theta of at least 1 keeps every angle at or below its position."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from edge_llm.errors import InvalidModel
 from edge_llm.files import shown
 from edge_llm.models.blocks import Shape, linear
-from edge_llm.models.fields import Fields
+from edge_llm.models.fields import MAX_EXPERTS, Fields
 from edge_llm.operations.base import HIDDEN, Gain, Operation
 from edge_llm.operations.experts import Experts
 from edge_llm.operations.glu import GLU
@@ -15,7 +15,6 @@ from edge_llm.operations.linear import SourceRows
 from edge_llm.operations.router import Router
 from edge_llm.operations.row_gate import RowGate
 
-MAX_EXPERTS = 4096
 COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What config.json calls the number of experts."""
 

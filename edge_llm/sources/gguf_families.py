@@ -15,7 +15,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.models import families
-from edge_llm.models.mixtures import MAX_EXPERTS
+from edge_llm.models.fields import MAX_EXPERTS
 from edge_llm.sources.gguf_rope import decimal, llama3_scaling, scaling_of
 
 _LARGEST_WINDOW = 1 << 27
