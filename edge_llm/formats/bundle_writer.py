@@ -192,6 +192,8 @@ def renew_source(folder: Path, digest: str, changes: Mapping[str, str]) -> None:
         here = Path(f"/proc/self/fd/{held}")  # this bundle, and none that takes its place meanwhile
         fields = read_manifest(here)
         if fields["source"].get("digest") == digest:
+            for left in here.glob(f".{MANIFEST}.*"):  # by one that was killed
+                left.unlink()
             del fields["checksum"]
             write_whole(here / MANIFEST, encode_manifest(fields | {"source": fields["source"] | changes}))
     finally:
