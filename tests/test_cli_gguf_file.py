@@ -17,11 +17,13 @@ from gguf_files import floats, gguf_bytes, model_pairs, model_tensors, tokenizer
 from model_files import random_tensors
 
 from edge_llm.cli.main import run
+from edge_llm.config import RuntimeConfig
 from edge_llm.convert import in_memory
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.load import plan_of
 from edge_llm.paths import model_folders
 
 ASK = ("once upon", "-n", "4", "--temperature", "0")
@@ -72,7 +74,7 @@ def test_nothing_is_kept_where_nothing_is_to_be(file, capsys, tmp_path, monkeypa
 
 
 def test_a_process_that_is_killed_leaves_nothing_for_long(file, tmp_path):
-    """The next one removes what it left in memory."""
+    """The next one removes what it left in memory, whatever it runs itself."""
     script = f"""
 import sys, time
 from pathlib import Path
@@ -91,7 +93,9 @@ time.sleep(60)
     assert left.is_dir() and again.is_dir()  # the first is at work
     process.send_signal(signal.SIGKILL)
     process.wait()
-    in_memory_at(tmp_path, file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_memory, "_MEMORY", tmp_path)
+        plan_of("builtin", RuntimeConfig())
     assert not left.exists() and again.is_dir()
 
 

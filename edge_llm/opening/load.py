@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_llm.config import ROW, RuntimeConfig
+from edge_llm.convert.in_memory import clear_memory
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.model_facts import ModelFacts
@@ -53,7 +54,8 @@ def plan_of(model: str | Path | None, runtime: RuntimeConfig) -> Plan:
 
 
 def _clear_leftovers() -> None:
-    """Of imports and removals that were killed; a home that cannot be used concerns only who needs it."""
+    """Of imports and removals that were killed, in memory too; a home that cannot be used concerns only who needs it."""
+    clear_memory()
     with contextlib.suppress(StorageError):
         clear_leftovers(models_folder())
 
