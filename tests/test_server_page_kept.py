@@ -91,6 +91,33 @@ def test_two_tabs_see_one_history(service, profile, tab):
 TYPED = "document.querySelector('#text').value"
 
 
+EARLY = """
+addEventListener("DOMContentLoaded", () => { const box = document.querySelector("#text"); box.value ||= "early"; });
+"""
+
+
+def test_what_is_typed_before_the_page_is_ready_stays(service, browser):
+    """HTTP | page | What is typed while the page still opens its database is in the box when it is ready."""
+    profile = browser.profile(HELPERS + EARLY)
+    tab = profile.tab(service.url)
+    assert tab.run(TYPED) == "early"
+    ask(tab, "")
+    assert asked(service, 1) == "[user:early]"
+    assert tab.complaints == []
+    profile.close()
+
+
+def test_two_questions_at_once_are_one_after_the_other(service, tab):
+    """HTTP | page | A question that is sent while the one before is still on its way into the store waits for its answer."""
+    box = "document.querySelector('#text')"
+    enter = f"{box}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'Enter', bubbles: true, cancelable: true}}))"
+    tab.run(f"for (const text of ['one', 'two']) {{ {box}.value = text; {box}.dispatchEvent(new Event('input')); {enter}; }}")
+    answer(service, 1, "A")
+    assert asked(service, 2) == "[user:one][assistant:A][user:two]"
+    answer(service, 2, "B")
+    tab.wait(f"{IDLE} && document.querySelectorAll('article').length === 4")
+
+
 NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', {get: () => undefined});"
 
 

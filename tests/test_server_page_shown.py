@@ -3,7 +3,7 @@
 import json
 import re
 
-from page_driver import IDLE, answer, ask, asked, talk
+from page_driver import IDLE, answer, ask, asked, attach, talk
 from serving import end
 
 from edge_llm.engine.request import Delta
@@ -78,6 +78,36 @@ def test_a_long_answer_in_many_pieces(service, tab):
     squeezed = "document.querySelector('article.assistant .body').textContent.replace(/\\s+/g, '').replace('textCopy', '')"
     assert tab.run(squeezed) == re.sub(r"\s+|```", "", text)
     assert tab.run("tested.atEnd()")
+
+def test_a_long_chat_is_shown_from_its_end(tab):
+    """HTTP | page | Of a chat of hundreds of messages the last ones are there at once, and then all; the end stays in sight."""
+    roles = ("user", "assistant")
+    messages = [{"id": n, "parent": n - 1, "role": roles[n % 2], "content": f"said {n}", "created": n} for n in range(200)]
+    file = {"kind": "edge-llm chats", "chats": [{"title": "long", "messages": messages, "head": 199}]}
+    tab.run(f"tested.imports({json.dumps(json.dumps(file))})")
+    tab.click("#chats .open")
+    tab.wait("tested.all('article .body').at(-1)?.innerText === 'said 199'")
+    tab.wait("document.querySelectorAll('article').length === 200 && tested.atEnd()")
+    assert [text for _, text in tab.run("tested.shown()")] == [f"said {n}" for n in range(200)]
+
+
+def test_a_long_question_is_folded_and_files_stay_open(service, tab):
+    """HTTP | page | Of a long question the beginning is shown until one wants all; what is unfolded stays unfolded."""
+    attach(tab, "notes.txt", "\ufeffÜber".encode("utf-16-le"))
+    tab.wait("document.querySelector('.chip')")
+    ask(tab, "line\n" * 60)
+    stream = service.wait_for(1)
+    assert asked(service, 1).startswith("[user:notes.txt:\n```\nÜber\n```")
+    tab.run("document.querySelector('.file').open = true")
+    assert tab.run("document.querySelector('.words').getBoundingClientRect().height") < 400
+    tab.click("article.user .named")
+    assert tab.run("document.querySelector('.words').getBoundingClientRect().height") > 1000
+    assert tab.run("document.querySelector('article.user .named').ariaExpanded") == "true"
+    stream.put(Delta("Yes", (1,)))
+    stream.put(end())
+    tab.wait(f"{IDLE} && document.querySelectorAll('article').length === 2")
+    assert tab.run("document.querySelector('.file').open && document.querySelector('.words').classList.contains('whole')")
+
 
 # ---- narrow, by keyboard, for a screen reader
 
@@ -160,6 +190,18 @@ def test_all_of_it_by_keyboard(service, tab):
     tab.wait("document.querySelector('#title').innerText === 'Renamed' && document.activeElement.className === 'open'")
     tab.press("Delete")
     tab.wait("document.querySelector('.welcome') && !document.querySelector('#chats .row')")
+    tab.run("document.activeElement.blur()")
+    tab.press("Ctrl+z")
+    tab.wait("document.querySelectorAll('article').length === 2 && document.querySelector('#chats .row')")
+    tab.press("Alt+ArrowUp")
+    for _ in range(4):
+        tab.press("Tab")
+    assert tab.run("document.activeElement.ariaLabel") == "Delete from here on"
+    tab.press("Enter")
+    tab.wait("document.querySelectorAll('article').length === 1")
+    assert tab.run("document.activeElement.className").startswith("user"), "the focus is where one was"
+    tab.press("Ctrl+z")
+    tab.wait("document.querySelectorAll('article').length === 2")
     tab.press("Ctrl+i")
     tab.wait("document.querySelector('.card')")
     tab.press("Escape")

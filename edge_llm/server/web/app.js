@@ -18,7 +18,7 @@ const THEMES = {auto: "As the system", light: "Light", dark: "Dark"};
 const KEYS = [
   ["Enter", "Send"], ["Shift+Enter", "New line"], ["Esc", "Stop the answer, close what is open"], ["↑ in the empty box", "Edit the last message"], ["Ctrl+K", "Search chats"],
   ["Ctrl+Shift+O", "New chat"], ["Ctrl+B", "Show or hide the chats"], ["Ctrl+,", "Settings of this chat"], ["Ctrl+I", "Look inside"], ["Alt+↑, Alt+↓", "From message to message"],
-  ["/", "To the message box"], ["F2, Delete on a chat", "Rename it, delete it"], ["?", "This list"],
+  ["/", "To the message box"], ["F2, Delete on a chat", "Rename it, delete it"], ["Ctrl+Z outside of a text", "Bring back what was deleted"], ["?", "This list"],
 ];
 const narrow = matchMedia("(max-width: 860px)");
 
@@ -267,6 +267,7 @@ addEventListener("keydown", event => {
   if (document.querySelector("dialog[open], .menu")) return;
   const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
   const name = `${event.ctrlKey || event.metaKey ? "ctrl+" : ""}${event.altKey ? "alt+" : ""}${event.shiftKey && event.key.length > 0 && (event.ctrlKey || event.metaKey) ? "shift+" : ""}${event.key.toLowerCase()}`;
+  if (name === "ctrl+z" && !typing) { at("toasts").lastElementChild?.querySelector("button")?.click(); return; }
   const act = event.key === "Escape" ? escape : SHORTCUTS[name] ?? (typing ? null : {"/": () => at("text").focus(), "?": showKeys}[event.key]);
   if (!act || event.isComposing) return;
   event.preventDefault();

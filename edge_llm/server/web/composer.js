@@ -9,7 +9,7 @@ const MOST_FILES = 20;
 export const TOUCH = matchMedia("(hover: none) and (pointer: coarse)");  // there Enter breaks the line: it has no Shift at hand
 
 export class Composer {
-  #place = "new";
+  #place = null;  // none until a chat is open
   #files = [];
   queued = false;  // it is sent when the answer under way has ended
 
@@ -41,9 +41,11 @@ export class Composer {
 
   /** Show what was typed for the chat `place`. */
   async open(place) {
+    const early = this.#place === null ? at("text").value : "", draft = drafts.read(place);
     this.#place = place;
     this.queued = false;
-    at("text").value = drafts.read(place);
+    at("text").value = draft && early && draft !== early ? `${draft}\n\n${early}` : draft || early;
+    if (early) this.#keep();
     this.#files = [];
     this.draw();
     const files = await this.store.files(place);
@@ -74,7 +76,7 @@ export class Composer {
   }
 
   async submit() {
-    if (!this.#ready) return;
+    if (!this.#ready || this.#place === null) return;
     if (this.acts.busy()) {
       this.queued = true;
       this.draw();
@@ -139,7 +141,7 @@ export class Composer {
     this.acts.typed();
   }
 
-  #keep() { drafts.write(this.#place, at("text").value); }
+  #keep() { if (this.#place !== null) drafts.write(this.#place, at("text").value); }
 
   #key(event) {
     if (event.isComposing) return;
@@ -152,7 +154,10 @@ async function readText(file, count) {
   if (count >= MOST_FILES) throw new Error(`At most ${MOST_FILES} files go with a message`);
   if (file.size > MOST_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}; at most ${bytes(MOST_BYTES)} are read`);
   let text;
-  try { text = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer()); } catch { text = "\0"; }
+  try {
+    const data = new Uint8Array(await file.arrayBuffer()), mark = (data[0] << 8) | data[1];
+    text = new TextDecoder({0xfffe: "utf-16le", 0xfeff: "utf-16be"}[mark] ?? "utf-8", {fatal: true}).decode(data);
+  } catch { text = "\0"; }
   if (text.includes("\0")) throw new Error(`${file.name} is no text; this model reads text only`);
   return {name: file.name, text};
 }

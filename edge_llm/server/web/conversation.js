@@ -10,6 +10,7 @@ import {toast} from "./widgets.js";
 const STARTERS = ["Explain how a hash table works", "Write a Python function that finds duplicates", "Give me three ideas for a short story"];
 const CHARACTERS = 4;  // of a token, where nothing better is known
 const ANSWER_MS = 1500;  // for which another tab is given time to say that it writes, where the browser does not know
+const AT_ONCE = 40;  // messages that are drawn before the page is shown; older ones come while it is used
 const NEAR = 60;  // pixels from the end at which the page follows what comes
 
 const freshChat = () => ({id: newId(), title: "", named: false, created: Date.now(), updated: Date.now(), head: null, model: null, system: "", sampling: {}, thinking: "", start: null, $new: true});
@@ -25,6 +26,8 @@ export class Conversation {
   #tree = treeOf([]);
   #added = 0;  // how often messages of this page's own came to be
   #openings = 0;
+  #from = 0;  // of the path: what is before this is not drawn yet
+  #begins = false;  // a question is on its way into the store
 
   /** `told`: listed(), opened(), busy(), typedInto(text), deleted(). */
   constructor(store, answers, models, told) {
@@ -36,7 +39,7 @@ export class Conversation {
 
   get #distance() { return at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight; }
   get path() { return pathTo(this.#tree, this.chat.head); }
-  get busy() { return Boolean(this.answers.of(this.chat.id)) || this.#isWrittenElsewhere; }
+  get busy() { return this.#begins || Boolean(this.answers.of(this.chat.id)) || this.#isWrittenElsewhere; }
   get #isWrittenElsewhere() { return isUnderWay(this.path.at(-1)); }
   get place() { return this.chat.$new ? "new" : this.chat.id; }
 
@@ -54,10 +57,13 @@ export class Conversation {
     await drafts.adopt(this.place, ...this.path.map(message => `edit:${message.id}`));
     if (opening !== this.#openings) return;
     this.follows = true;
+    const {path} = this, edited = path.filter(message => drafts.read(`edit:${message.id}`));
+    this.#from = Math.max(0, Math.min(path.length - AT_ONCE, ...edited.map(message => path.indexOf(message))));
     this.draw();
     this.#toEnd();
-    for (const message of this.path) if (drafts.read(`edit:${message.id}`)) this.#edit(message);
+    for (const message of edited) this.#edit(message);
     this.told.opened();
+    this.#drawOlder(opening);
   }
 
   /** Read all messages; the one that is written here is known better than the store does, and what came meanwhile is read again. */
@@ -119,9 +125,20 @@ export class Conversation {
 
   // ---- drawing
 
+  #drawOlder(opening) {
+    setTimeout(() => {
+      if (opening !== this.#openings || !this.#from) return;
+      this.#from = Math.max(0, this.#from - AT_ONCE / 2);
+      this.draw();
+      this.#drawOlder(opening);
+    }, 50);
+  }
+
   draw() {
     this.#tree = treeOf(this.messages);
-    const path = this.path, shown = new Set(path.map(message => message.id));
+    const whole = this.path;
+    this.#from = Math.max(0, Math.min(this.#from, whole.length - AT_ONCE));
+    const path = whole.slice(this.#from), shown = new Set(path.map(message => message.id));
     for (const [id, turn] of this.#turns) if (!shown.has(id)) { turn.element.remove(); this.#turns.delete(id); }
     at("turns").querySelectorAll(".welcome, .cut").forEach(element => element.remove());
     path.forEach((message, index) => {
@@ -130,7 +147,7 @@ export class Conversation {
       turn.update(message, siblings(this.#tree, message), () => this.#drawn());
     });
     const start = this.chat.start && this.#turns.get(this.chat.start);
-    if (start && path[0]?.id !== this.chat.start) start.element.before(h("p", {class: "cut", role: "separator", text: "What is above is no longer sent to the model"}));
+    if (start && whole[0].id !== this.chat.start) start.element.before(h("p", {class: "cut", role: "separator", text: "What is above is no longer sent to the model"}));
     if (!path.length) at("turns").append(this.#welcome());
     this.#drawn();
   }
@@ -191,6 +208,11 @@ export class Conversation {
 
   /** Keep new messages, of which the last is an answer that is to be written. */
   async #begin(messages) {
+    this.#begins = true;
+    try { await this.#beginNow(messages); } finally { this.#begins = false; }
+  }
+
+  async #beginNow(messages) {
     const {chat} = this, before = {...chat}, release = await this.answers.claim(messages.at(-1).id);
     if (!release) { toast("Another tab is writing this answer"); return; }
     Object.assign(chat, {head: messages.at(-1).id, updated: Date.now()});
@@ -283,6 +305,8 @@ export class Conversation {
     this.#tree = treeOf(this.messages);
     await this.store.remove(chat.id, doomed, false);
     await this.#show(others.length ? leafOf(this.#tree, others.at(-1)).id : message.parent);
+    if (this.path.length) this.walk(-1);
+    else at("text").focus();
     toast(doomed.length > 1 ? `${doomed.length} messages deleted` : "Message deleted", {label: "Undo", on: async () => {
       await this.store.save(null, ...doomed);
       if (this.chat !== chat) return;
@@ -321,6 +345,6 @@ export class Conversation {
 }
 
 function titleOf(text) {
-  const line = text.trim().split("\n")[0].trim();
-  return line.length > 70 ? `${line.slice(0, 68).replace(/\s+\S*$/, "")}…` : line;
+  const line = [...text.trim().split("\n", 1)[0].trim()];
+  return line.length > 70 ? `${line.slice(0, 68).join("").replace(/\s+\S*$/, "")}…` : line.join("");
 }

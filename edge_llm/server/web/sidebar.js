@@ -69,10 +69,11 @@ export class Sidebar {
       const name = flat ? `${found.length} found` : updated >= today ? "Today" : updated >= today - DAY ? "Yesterday" : updated >= today - 7 * DAY ? "Last week" : "Earlier";
       groups.set(name, [...(groups.get(name) ?? []), entry]);
     }
-    const focused = document.activeElement?.closest("#chats .row")?.dataset.id;
+    const focused = document.activeElement?.closest("#chats .row"), place = [...at("chats").querySelectorAll(".row")].indexOf(focused);
     at("chats").replaceChildren(...[...groups].map(([name, entries]) => h("section", {"aria-label": name}, h("h2", {text: name}), h("ul", {}, entries.map(entry => this.#row(entry))))));
     if (!found.length) at("chats").append(h("p", {class: "empty", text: flat ? "Nothing found." : "Your chats will be listed here. They stay in this browser."}));
-    if (focused) at("chats").querySelector(`[data-id="${focused}"] .open`)?.focus();
+    const links = [...at("chats").querySelectorAll(".open")], same = focused && at("chats").querySelector(`[data-id="${focused.dataset.id}"] .open`);
+    if (focused) (same ?? links[Math.min(place, links.length - 1)] ?? at("search")).focus();
   }
 
   #row({chat, snippet}) {

@@ -7,12 +7,14 @@ const ENDS = {
   stopped: "Stopped.", cut: "Cut off: the limit of tokens is reached.", repeated: "Stopped: it repeated itself.",
   broken: "Broke off: the page was closed while it was written.",
 };
+const LONG = 2000;  // characters of a question that is shown in part
 const seconds = ms => ms < 950 ? `${Math.round(ms)} ms` : ms < 90000 ? `${Math.round(ms / 1000)} s` : `${Math.round(ms / 60000)} min`;
 
 export class Turn {
   #drawn = 0;  // when the answer was drawn last
   #cost = 0;  // and how long that took
   #timer = null;
+  #whole = null;  // the text that is drawn and cannot change by itself
 
   /** `acts` has what the buttons do: edit, save, again, goOn, remove, step, shorten, copyAs. */
   constructor(message, acts) {
@@ -58,9 +60,10 @@ export class Turn {
 
   #drawQuestion() {
     const {content, files} = this.message;
-    if (this.editor) return;
+    if (this.editor || this.#whole === content) return;
+    this.#whole = content;
     const chips = (files ?? []).map(({name, text}) => h("details", {class: "file"}, h("summary", {}, icon("file"), h("span", {text: name}), h("small", {text: bytes(text.length)})), h("pre", {tabindex: "0", text})));
-    this.body.replaceChildren(...(chips.length ? [h("div", {class: "chips"}, chips)] : []), ...(content ? [h("div", {class: "words", text: content})] : []));
+    this.body.replaceChildren(...(chips.length ? [h("div", {class: "chips"}, chips)] : []), ...(content ? [words(content)] : []));
   }
 
   #drawAnswer() {
@@ -69,7 +72,10 @@ export class Turn {
     this.element.classList.toggle("busy", this.busy);
     this.element.setAttribute("aria-busy", String(this.busy));
     this.#drawThought();
-    if (!this.editor) this.markdown.update(message.content, !this.busy);
+    if (!this.editor && this.#whole !== message.content) {
+      this.markdown.update(message.content, !this.busy);
+      this.#whole = this.busy ? null : message.content;
+    }
     this.status.replaceChildren(...this.#statusParts().filter(Boolean));
   }
 
@@ -147,7 +153,7 @@ export class Turn {
   edit(draft, {changed, done, left}) {
     const answer = this.message.role === "assistant";
     const field = h("textarea", {"aria-label": answer ? "Edit the answer" : "Edit your message", value: draft || this.message.content, on: {input: () => { grow(field); changed(field.value); }}});
-    const end = act => { this.editor = this.shown = null; this.body.replaceChildren(); if (answer) this.markdown = new Markdown(this.body); this.#draw(); act(field.value); };
+    const end = act => { this.editor = this.shown = this.#whole = null; this.body.replaceChildren(); if (answer) this.markdown = new Markdown(this.body); this.#draw(); act(field.value); };
     field.addEventListener("keydown", event => {
       if (event.key === "Escape") { event.preventDefault(); event.stopPropagation(); end(left); }
       if (event.key === "Enter" && !event.isComposing && (answer ? event.ctrlKey || event.metaKey : !event.shiftKey)) { event.preventDefault(); end(done); }
@@ -160,6 +166,19 @@ export class Turn {
     grow(field);
     field.focus();
   }
+}
+
+/** A question; of a long one the beginning, until all of it is asked for. */
+function words(text) {
+  const box = h("div", {class: "words", text});
+  if (text.length < LONG && text.split("\n").length < LONG / 50) return box;
+  const more = h("button", {type: "button", class: "quiet named", text: "Show all of it", "aria-expanded": "false", on: {click: () => {
+    const whole = box.classList.toggle("whole");
+    more.textContent = whole ? "Show less" : "Show all of it";
+    more.setAttribute("aria-expanded", String(whole));
+  }}});
+  box.classList.add("long");
+  return h("div", {}, box, more);
 }
 
 /** Makes a box as high as its text, up to what its style allows. */

@@ -87,7 +87,8 @@ export function toast(text, action = null, seconds = action ? 10 : 4) {
   const box = h("div", {class: "toast", role: "status"}, h("span", {text}), button);
   at("toasts").append(box);
   while (at("toasts").childElementCount > 3) at("toasts").firstElementChild.remove();
-  setTimeout(gone, seconds * 1000);
+  const end = () => { if (box.matches(":hover, :focus-within")) setTimeout(end, 2000); else gone(); };
+  setTimeout(end, seconds * 1000);
 }
 
 /** Puts `text` on the clipboard; over plain HTTP from another machine only the old way works. */
