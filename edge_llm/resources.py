@@ -6,15 +6,16 @@ import contextlib
 import ctypes
 import gc
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from edge_llm.control_groups import cpu_quota, memory_limit, memory_room
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, bounded by the cgroup's CPU quota; hyper-threads count once."""
+    """Cores that this process may use: its affinity, bounded by the quota of its control groups; hyper-threads count once."""
     return threads_for(usable_cpus(), cpu_quota())
 
 
@@ -37,25 +38,16 @@ def _core(cpu: int) -> str:
         return str(cpu)
 
 
-def cpu_quota() -> int | None:
-    """Whole CPUs that the cgroup lets this process keep busy; None: no limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))
-
-
 def total_memory() -> int:
-    """Bytes of this machine's main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of main memory that this process may have: what the machine has, bounded by the limits of its control groups."""
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit())
 
 
 def free_memory() -> int:
-    """Bytes of main memory that this process may still take: what the machine has, bounded by the cgroup's limit."""
+    """Bytes of main memory that this process may still take: what the machine has free, bounded by its control groups."""
     import psutil  # slow to import
 
-    return min(psutil.virtual_memory().available, _cgroup_room())
+    return min(psutil.virtual_memory().available, memory_room())
 
 
 def give_memory_back() -> None:
@@ -63,19 +55,3 @@ def give_memory_back() -> None:
     gc.collect()  # parts of an engine know each other
     with contextlib.suppress(OSError, AttributeError):  # another library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def _cgroup_room() -> int:
-    """Bytes below the cgroup's limit; what it holds of files is not counted, because the system gives that up first."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit == "max":
-            return sys.maxsize
-        held = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        return max(0, int(limit) - held + int(stat["inactive_file"]))
-    except (OSError, ValueError, KeyError):
-        return sys.maxsize

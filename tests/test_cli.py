@@ -399,6 +399,42 @@ def test_doctor_looks_at_the_machine(call):
     assert call("doctor")[0] == 0
 
 
+def test_doctor_plan_and_show_print_one_plan(call):
+    facts = {}
+    for verb in ("doctor", "show", "plan"):
+        code, out, _ = call(verb, "builtin", "--json")
+        assert code == 0
+        facts[verb] = json.loads(out)
+    planned = facts["doctor"]["plan"]
+    assert planned["good"] and planned["value"] == "`builtin` has room here"
+    assert planned["facts"] == facts["show"]["plan"]
+    of_plan = {name: facts["plan"][name] for name in planned["facts"]}
+    assert of_plan | {"weights_budget_bytes": None} == planned["facts"], "whose --memory is 100 %"
+    shown = call("show", "builtin")[1]
+    rows = call("doctor", "builtin")[1].partition("plan ")[2].splitlines()[1:]
+    assert len(rows) > 5 and all(row.strip() in shown for row in rows)
+
+
+def test_doctor_says_what_has_no_room(call, monkeypatch):
+    monkeypatch.setattr("edge_llm.cli.doctor.free_memory", lambda: 1 << 20)
+    code, out, _ = call("doctor", "builtin")
+    assert code == 0
+    assert "! plan " in out and "and 1.0 MiB of main memory are free" in out and "-> `--memory 50%` reads" in out
+
+
+def test_doctor_of_a_model_that_is_not_here_or_is_broken(call, edge_llm_home):
+    code, out, err = call("doctor", "nowhere")
+    assert (code, out) == (1, "") and "no model `nowhere`" in err
+    (edge_llm_home / "models/broken").mkdir(parents=True)
+    (edge_llm_home / "models/broken/manifest.json").write_text("{}")
+    code, out, _ = call("doctor", "broken", "--json")
+    assert code == 0
+    planned = json.loads(out)["plan"]
+    assert planned["good"] is False and planned["facts"] == {} and "import" in planned["value"]
+    code, _, err = call("doctor", "builtin", "--selftest")
+    assert code == 2 and "leave MODEL out" in err
+
+
 HELPS = {"help": "", "help help": "", "help rm": " rm", "help bench lanes": " bench lanes"}
 
 
@@ -573,7 +609,7 @@ MISUSE = {
     ("run", "builtin", "who", "are", "you"): 'put it in quotes: `edge-llm run builtin "who are you"`',
     ("run", "Who are you?"): 'write `edge-llm run builtin "Who are you?"`',
     ("chat", "Who are you?"): 'write `edge-llm run builtin "Who are you?"`',
-    ("doctor", "x", "y"): "`edge-llm doctor` takes no `x y`; `edge-llm doctor --help` says what it takes",
+    ("doctor", "x", "y"): "`edge-llm doctor` takes no `y`; `edge-llm doctor --help` says what it takes",
     ("import",): "SOURCE is missing; `edge-llm import --help` says what it takes",
     ("run", "builtin", "hi", "--temperature"): "requires an argument",
     ("run", "builtin", "hi", "--kv", "int3"): "'int3' is not one of",

@@ -15,7 +15,7 @@ from edge_llm.opening.numerics import numeric_files
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
-    "edge_llm.kernels": 0, "edge_llm.scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
+    "edge_llm.kernels": 0, "edge_llm.scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0, "edge_llm.control_groups": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1, "edge_llm.resources": 1,
     "edge_llm.strict_json": 2, "edge_llm.user_config": 2, "edge_llm.operations": 2,
     "edge_llm.models": 3,
@@ -305,7 +305,7 @@ def test_a_plan_is_made_without_effects():
 OPENING = (
     "library", "made_from", "examine", "processor",  # what is here, for lists and reports
     "runner", "load",  # a plan is made, and carried out
-    "resolve", "budgets", "defaults", "cpus",  # it is made
+    "resolve", "defaults", "budgets", "cpus",  # it is made
     "carry_out", "draft_model", "prefix_cache", "float_assembly", "numerics", "begin",  # it is carried out
     "plan", "ledger", "machine", "auto_device",  # what both know
 )  # fmt: skip

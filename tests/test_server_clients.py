@@ -528,9 +528,11 @@ def test_control_tokens_in_a_message_stay_text(url):
 
 
 def test_props_version_and_metrics(url, client):
-    """HTTP | status | /props (defaults, template, limits), /version, /metrics (counters, gauges, histograms)."""
+    """HTTP | status | /props (defaults, template, limits, the plan), /version, /metrics (counters, gauges, histograms)."""
     props = get(url, "/props").json()
-    assert props["n_ctx"] == 1024
+    assert props["n_ctx"] == props["plan"]["context"] == 1024
+    assert props["plan"] == get(url, "/v1/models").json()["data"][0]["meta"]["plan"]
+    assert props["plan"]["memory"]["main"] > 0
     assert props["default_generation_settings"]["params"]["temperature"] == 0.4
     assert props["limits"]["stop_strings"] == 16
     assert get(url, "/version").json()["version"]

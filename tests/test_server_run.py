@@ -155,7 +155,10 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path):
         (["builtin", "--port", "0", "--kv-memory", "1KiB"], 2, f"the least is {BUILTIN_PAGE} bytes"),
         (["--drain", "nan"], 2, "nan"), (["--drain=-nan"], 2, "nan"), (["--drain", "inf"], 2, "inf"),
         (["--batch-window", "nan"], 2, "nan"), (["--batch-window", "x"], 2, "x"),
-        (["--keep-alive", "soon"], 2, "--keep-alive takes seconds"), (["--models-memory", "0"], 2, "models memory"),
+        (["--memory", "much"], 2, "--memory `much` is an invalid amount"), (["--kv-memory", "0"], 2, "--kv-memory must be"),
+        (["--prefix-cache", "much"], 2, "prefix cache"), (["--device", "nowhere"], 2, "no device `nowhere`"),
+        (["--cpus", "4000"], 2, "may not use CPU 4000"),
+        (["--keep-alive", "soon"], 2, "--keep-alive takes seconds"), (["--models-memory", "0"], 2, "--models-memory must be"),
         (["--alias", "x"], 2, "--alias is another name for one model"),
         *((["--port", "0", "--host", host], 2, "not an address") for host in
           ("a" * 70, "a" * 70 + ".com", "a..b", "", " ", "\udcff", "a" * 300, "1.2.3.4.5", "b\u00fccher.invalid", "::1%nope")),

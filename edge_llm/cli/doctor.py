@@ -8,19 +8,31 @@ from typing import Any
 
 import click
 
+from edge_llm.ascend.npu.finding import Finding
+from edge_llm.cli.here import known_here
 from edge_llm.cli.terminal import note, progress_bar, say, say_json
-from edge_llm.cli.values import NewFile
-from edge_llm.errors import UsageError
+from edge_llm.cli.values import MODEL, NewFile
+from edge_llm.config import RuntimeConfig
+from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import shown
+from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.examine import examine
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.plan import plan_rows
+from edge_llm.opening.resolve import resolve
+from edge_llm.paths import find_bundle
+from edge_llm.resources import free_memory
 
 
 @click.command("doctor")
+@click.argument("model", type=MODEL, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--selftest", is_flag=True, help="Try what an Ascend card does, beside the CPU, and how fast; takes minutes.")
 @click.option("--share", type=NewFile(), metavar="FILE", help="With --selftest: write a report to post.")
-def doctor_command(as_json: bool, selftest: bool, share: Path | None) -> None:
-    """Say what this machine has for running models, what is missing for an Ascend card, and how to get it.
+def doctor_command(model: str | None, as_json: bool, selftest: bool, share: Path | None) -> None:
+    """Say what this machine has for running models, what is missing for an Ascend card, and how MODEL would run here.
+
+    The plan is that of `edge-llm plan MODEL`; a line that begins with "!" wants something done, and says what.
 
     --selftest calls every operator of the card that models use, and some that they do not. The report (--json) is what a bug
     report wants; it is kept, and `edge-llm plan` reckons with its times. --share writes it to a file that you can post: without
@@ -29,17 +41,38 @@ def doctor_command(as_json: bool, selftest: bool, share: Path | None) -> None:
     if share is not None and not selftest:
         raise UsageError("--share writes the report of the self-test: give --selftest too", param="share")
     if selftest:
+        if model is not None:
+            raise UsageError("--selftest tries the card, not a model; leave MODEL out", param="model")
         _selftest(as_json, share)
         return
-    findings = examine()
+    findings, (planned, facts) = examine(), _planned(model)
     if as_json:
-        say_json({finding.name: finding.as_dict() for finding in findings})
+        plan = {**planned.as_dict(), "facts": facts}
+        say_json({**{finding.name: finding.as_dict() for finding in findings}, planned.name: plan})
         return
     width = max(len(finding.name) for finding in findings)
-    for finding in findings:
+    for finding in (*findings, planned):
         say(f"{_MARKS[finding.good]} {finding.name.ljust(width)}  {finding.value}")
         if finding.advice:
             say(f"  {' ' * width}  -> {finding.advice}")
+    for name, value in plan_rows(facts) if facts else ():
+        say(f"  {' ' * width}  {name:10} {value}")
+
+
+def _planned(model: str | None) -> tuple[Finding, dict[str, Any]]:
+    """How ``model``, or the default one, would run here, and the facts of that plan; none where it cannot be planned.
+
+    Raises `ModelNotFound` for a ``model`` that is not here.
+    """
+    name = model if model is None else known_here(model)
+    try:
+        with open_bundle(find_bundle(name)) as bundle:
+            plan = resolve(RuntimeConfig(), this_machine(), bundle)
+    except EdgeLLMError as error:
+        return Finding("plan", str(error), good=False), {}
+    lacks = plan.lacks(free_memory())
+    said = f"`{shown(plan.name)}` {lacks.partition('; ')[0] or 'has room here'}"
+    return Finding("plan", said, good=not lacks, advice=lacks.partition("; ")[2]), plan.facts
 
 
 _MARKS: dict[bool | None, str] = {True: "+", False: "!", None: "-"}

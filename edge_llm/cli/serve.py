@@ -136,7 +136,9 @@ def _every_model(
 ) -> tuple[list[str], ModelPool, LoadModel | None]:
     """Names, pool and loader of all models, none of which is loaded at first."""
     from edge_llm.opening.budgets import models_budget
+    from edge_llm.opening.defaults import check_options
     from edge_llm.opening.ledger import Ledger
+    from edge_llm.opening.machine import this_machine
     from edge_llm.server.keep_alive import keep_alive_seconds
     from edge_llm.server.on_demand import OnDemandPool
     from edge_llm.server.running import EVERY_MODEL
@@ -144,6 +146,7 @@ def _every_model(
 
     if aliases:
         raise UsageError("--alias is another name for one model; give MODEL", param="aliases")
+    check_options(runtime, this_machine())  # what no model can mend is said before one is asked for
     seconds = keep_alive_seconds(keep_alive or KEEP_ALIVE, "--keep-alive")
     ledger = Ledger(main=models_budget(models_memory or MODELS_MEMORY))
     return [EVERY_MODEL], OnDemandPool(ImportedModels(opener, runtime), ledger, keep_alive=seconds, journal=journal), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from edge_llm.config import GenerationParams, ModelConfig
@@ -67,6 +67,11 @@ class Engine:
     def runner(self) -> Runner[Any]:
         """What computes the model: another one after its device was lost."""
         return self.batcher.runner
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The facts of its plan, for faces; where it runs is said of the runner that it has now."""
+        return {**self.facts.plan, **asdict(self.runner.site)}
 
     @property
     def refusal(self) -> EdgeLLMError | None:

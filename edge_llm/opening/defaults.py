@@ -8,6 +8,7 @@ from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import DEFAULT_CONTEXT, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device
 from edge_llm.errors import UsageError
+from edge_llm.opening.budgets import check_sizes
 from edge_llm.opening.cpus import on_chosen_cpus
 from edge_llm.opening.machine import Machine
 from edge_llm.subgraphs.placement import choose_placement
@@ -18,13 +19,7 @@ def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine)
 
     Raises `UsageError` for an unknown device, and for options that contradict each other, the model or the machine.
     """
-    here = on_chosen_cpus(machine, options.cpus, options.numa)
-    device, reason = options.device, options.device_reason
-    if device == "auto":
-        device, reason = ("host", reason) if options.float_path else (machine.auto.device, machine.auto.reason)
-    check_device(device)
-    if options.float_path:
-        _check_float(options, device)
+    (device, reason), here = _device(options, machine), on_chosen_cpus(machine, options.cpus, options.numa)
     context = options.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")
@@ -37,6 +32,24 @@ def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine)
         chunk=options.chunk or longest_chunk(device),
     )
     return found, here
+
+
+def check_options(options: RuntimeConfig, machine: Machine) -> None:
+    """Raise `UsageError` for a device, CPUs or sizes with which no model can be opened on ``machine``."""
+    _device(options, machine)
+    on_chosen_cpus(machine, options.cpus, options.numa)
+    check_sizes(options)
+
+
+def _device(options: RuntimeConfig, machine: Machine) -> tuple[str, str]:
+    """The device, and why it is this one."""
+    device, reason = options.device, options.device_reason
+    if device == "auto":
+        device, reason = ("host", reason) if options.float_path else (machine.auto.device, machine.auto.reason)
+    check_device(device)
+    if options.float_path:
+        _check_float(options, device)
+    return device, reason
 
 
 def _check_float(options: RuntimeConfig, device: str) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_llm.ascend.npu.pci import pci_cards
+from edge_llm.control_groups import cpu_quota
 from edge_llm.opening.auto_device import NONE, AutoDevice, find_device
-from edge_llm.resources import cpu_quota, threads_for, total_memory, usable_cpus
+from edge_llm.resources import threads_for, total_memory, usable_cpus
 
 SYSTEM = Path("/sys")
 
@@ -41,7 +42,7 @@ class Machine:
     quota: int | None
     """Whole CPUs that the process may keep busy; None: no limit."""
     memory: int
-    """Bytes of main memory."""
+    """Bytes of main memory that the process may have."""
     nodes: NumaNodes
     auto: AutoDevice = NONE
     """What `--device auto` stands for."""

@@ -139,6 +139,17 @@ class Plan:
         host = None if self.host is None else self.host.with_draft(draft)
         return replace(self, draft=draft, memory=self.memory + draft.memory, host=host)
 
+    def lacks(self, free: int) -> str:
+        """What of it has no room in ``free`` bytes of main memory, or on its card, and the way out; empty where all has."""
+        if self.memory.main > free:
+            needs = f"takes {byte_size(self.memory.main)} and {byte_size(free)} of main memory are free"
+            return f"{needs}; `--memory 50%` reads weights from flash, a smaller `--ctx` keeps fewer keys and values"
+        card = self.weights.card
+        if card is not None and card.held > card.most:
+            needs = f"takes {byte_size(card.held)} of the card, which has {byte_size(card.most)} for it"
+            return f"{needs}; `--device host` leaves the card alone"
+        return ""
+
     @property
     def facts(self) -> dict[str, Any]:
         """The plan as plain data, for faces; sizes in bytes."""

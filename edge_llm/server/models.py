@@ -127,6 +127,6 @@ def _facts(host: ModelHost) -> dict[str, Any]:
         "n_embd": engine.config.hidden_size,
         "n_vocab": engine.config.vocab_size,
         **asdict(engine.runner.site),
-        "plan": dict(engine.facts.plan),
+        "plan": engine.plan,
     }
     return entry

@@ -90,6 +90,7 @@ async def props(request: Request) -> JSONResponse:
             "eos_token": engine.tokenizer.eos_text,
             "total_slots": engine.batcher.most_running,
             "limits": {**limits_table(engine.runner.context), "parallel": engine.batcher.most_running},
+            "plan": engine.plan,
             "build_info": f"edge-llm {edge_llm.__version__}",
         }
     )

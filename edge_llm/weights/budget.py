@@ -27,12 +27,17 @@ def parse_memory(text: str | int, whole: int | None, param: str = "memory", *, o
     factors = _FACTORS if whole is None else {**_FACTORS, "%": whole / 100}
     if found is None or found[2] not in factors:
         forms = "300MiB, 1.5GB or a number of bytes" if whole is None else f"300MiB, 1.5GB, a number of bytes, or 50% of {of}"
-        raise UsageError(f"`{str(text)[:40]}` is an invalid amount of memory; write {forms}", param=param)
+        raise UsageError(f"{_option(param)} `{str(text)[:40]}` is an invalid amount of memory; write {forms}", param=param)
     factor = factors[found[2]]
     nbytes = math.floor(float(found[1]) * factor) if "." in found[1] or found[2] == "%" else int(found[1]) * int(factor)
     if not 1 <= nbytes <= MAX_BYTES:
-        raise UsageError(f"{param.replace('_', ' ')} must be between 1 byte and 2^60 bytes, got `{text}`", param=param)
+        raise UsageError(f"{_option(param)} must be between 1 byte and 2^60 bytes, got `{text}`", param=param)
     return nbytes
+
+
+def _option(param: str) -> str:
+    """As a person writes it."""
+    return f"--{param.replace('_', '-')}"
 
 
 def parse_disk(text: str) -> int:
