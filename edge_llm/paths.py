@@ -194,7 +194,9 @@ def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
         start = words if len(words) <= 60 else f"{words[:60]}..."
         way_out = f"write `edge-llm run {_model_for_a_prompt()} {_quoted(words)}`"
         return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
-    if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)):
+    if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)) and not _is_folder(expanded(model)):
+        if _leads_nowhere(expanded(model)):
+            return ModelNotFound(f"`{name}` is a link that leads to no file; check where it leads", model=name)
         if not _is_path(model):
             here = shlex.quote(f"./{name}")
             said = f"no model is called `{name}`; there is one in the file `{name}` here: write `{here}` to mean it"
@@ -274,6 +276,13 @@ def gguf_file_in(folder: Path) -> str | None:
         return min((path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf"), default=None)
     except (OSError, ValueError):  # or no folder can be called so
         return None
+
+
+def _leads_nowhere(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # nobody may look there
+        return False
 
 
 def _is_folder(folder: Path) -> bool:

@@ -20,6 +20,8 @@ TILE_CHANNELS = 16
 """Output channels of a tile (the layout is in `kernels.layout`)."""
 TILE_DEPTH = 4
 """Input channels of a tile."""
+MAX_COLUMNS = 1 << 17
+"""Input channels of a product (`kMaxColumns` of the native kernels)."""
 
 
 class Residual(NamedTuple):

@@ -321,6 +321,9 @@ def test_what_cannot_be_taken_is_one_line(file, tmp_path, capsys):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(file.read_bytes()[:-100])
     assert refused(damaged)[0] == 1
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    wide = write_blocks(tmp_path / "wide.gguf", lambda name: "q8_0", config(**sizes, intermediate_size=(1 << 17) + 32))
+    assert "up to 131072 run here" in refused(wide)[1]
     assert "--device host" in refused(file, "--device", "emulated:310p")[1]
     whole = write_blocks(tmp_path / "floats.gguf", lambda name: "", config())
     code, told = refused(whole, "--no-store")
@@ -345,3 +348,19 @@ def test_a_folder_of_files_is_told_to_name_one(tmp_path, capsys):
     for _ in range(2):  # files of Hugging Face beside them change nothing
         assert run(["import", str(folder)]) == 1 and f"such as `{first}`" in capsys.readouterr().err
         (folder / "config.json").write_text("{}")
+
+
+def test_a_name_that_no_file_can_be_read_by_is_told(file, tmp_path, capsys):
+    """A link that leads nowhere or to itself, a folder, and a file by another name, such as Ollama's blobs have."""
+    for name, leads in (("away.gguf", "nowhere"), ("loop.gguf", "loop.gguf")):
+        (tmp_path / name).symlink_to(leads)
+        code, _, told = answer(capsys, tmp_path / name, *ASK)
+        assert code == 1 and "leads to no file" in told and told.count("\n") == 1
+    (tmp_path / "folder.gguf").mkdir()
+    code, _, told = answer(capsys, tmp_path / "folder.gguf", *ASK)
+    assert code == 1 and "this folder has no manifest.json" in told
+    blob = shutil.copy(file, tmp_path / "sha256-1234")
+    for words in (["run", blob, *ASK], ["import", blob]):
+        assert run(list(map(str, words))) == 2
+        told = capsys.readouterr().err
+        assert "ln -s sha256-1234 sha256-1234.gguf" in told and told.count("\n") == 1

@@ -10,6 +10,7 @@ into files ``NAME-00001-of-00003.gguf``, of which the first has all that is said
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -18,10 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
+from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, UnsupportedModel
 from edge_llm.files import RegularFile, shown
 from edge_llm.formats.gguf_blocks import decode, decoded_names
-from edge_llm.formats.gguf_header import NUMBERS, STRING, U64, GgufArray, GgufHeader, GgufTensor, Value
+from edge_llm.formats.gguf_header import MAGIC, NUMBERS, STRING, U64, GgufArray, GgufHeader, GgufTensor, Value
 from edge_llm.formats.limits import MAX_WEIGHT
 
 MAX_PARTS = 4096
@@ -246,6 +247,15 @@ def open_gguf(path: Path) -> GgufModel:
 def is_gguf(path: Path) -> bool:
     """Whether ``path`` is called as a GGUF file is, and is no folder."""
     return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether ``path`` is a regular file that begins as a GGUF file does, whatever it is called."""
+    try:
+        with contextlib.closing(RegularFile(path)) as file:
+            return file.size >= len(MAGIC) and file.read(len(MAGIC), 0) == MAGIC
+    except EdgeLLMError:
+        return False
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ MAX_DIMS = 4
 ALIGNMENT = 32
 """Where a file does not say otherwise."""
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 STRING, _ARRAY, _BOOL = 8, 9, 7
 NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
 _LEAST_PAIR_BYTES, _LEAST_TENSOR_BYTES = 14, 33
@@ -89,7 +89,7 @@ class GgufHeader:
     def _counts(self) -> tuple[int, int]:
         if self._file.size < 24:
             raise self._broken(f"{self._file.size} bytes, too few for a GGUF file; download it again")
-        if self._take(4) != _MAGIC:
+        if self._take(4) != MAGIC:
             raise self._broken("the file does not begin with `GGUF`; this is not a GGUF file")
         version = self._u32()
         if version and not version & 0xFFFF:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_llm.errors import InvalidModel
+from edge_llm.errors import InvalidModel, UnsupportedModel
+from edge_llm.kernels.types import MAX_COLUMNS
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import FloatLinear, Gain, LayerWeights
 from edge_llm.operations.layer import Layer
@@ -46,9 +47,12 @@ def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
 def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
     """Compare the source with the model's description before anything is read.
 
-    Every tensor that the model needs must be there in its shape, else `InvalidModel`.  Returns the names of tensors
-    that nothing uses, for a warning.
+    Every tensor that the model needs must be there in its shape, else `InvalidModel`; `UnsupportedModel` for one that is too
+    wide for the kernels.  Returns the names of tensors that nothing uses, for a warning.
     """
+    for name, linear in decoder.linears().items():
+        if linear.columns > MAX_COLUMNS:
+            raise UnsupportedModel(f"`{name}` has {linear.columns} input channels; up to {MAX_COLUMNS} run here")
     present = set(source.names())
     table, output = (decoder.vocab_size, decoder.hidden_size), _output_name(decoder)
     needed: dict[str, tuple[int, ...]] = {decoder.embedding.source: table}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.gguf import first_part, is_gguf
+from edge_llm.formats.gguf import begins_as_gguf, first_part, is_gguf
 from edge_llm.paths import expanded
 from edge_llm.sources.hub_files import is_repository
 from edge_llm.sources.hub_gguf import is_model, is_quantization
@@ -129,6 +130,9 @@ def _folder_of_file(text: str, path: Path) -> Path:
         return first_part(path.absolute())
     if stands_for_folder(path):
         return path.parent
+    if begins_as_gguf(path):
+        link = f"ln -s {shlex.quote(path.name)} {shlex.quote(path.name + '.gguf')}"
+        raise UsageError(f"`{shown(text)}` is a GGUF file; give it a name that ends in .gguf, as by `{link}`", param="source")
     raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
 
 
