@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import textwrap
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,29 +73,52 @@ TABLE = """| client | endpoint | what holds | test |
 |---|---|---|---|
 """
 LLAMA_CPP = ROOT / "tests" / "llama_cpp_suite" / "results.json"
+VLLM = ROOT / "tests" / "vllm_suite" / "results.json"
 
 
 def conformance_page() -> str:
     """The whole page."""
-    return HEAD + _llama_cpp() + TABLE + "".join(
-        f"| {client} | {endpoint} | {claim} | `{test}` |\n" for client, endpoint, claim, test in sorted(_rows())
-    )
+    rows = "".join(f"| {client} | {endpoint} | {claim} | `{test}` |\n" for client, endpoint, claim, test in sorted(_rows()))
+    return HEAD + _llama_cpp() + _vllm() + TABLE + rows
 
 
 def _llama_cpp() -> str:
     """How many of llama.cpp's own tests pass, and why the others do not, as `tests/llama_cpp_suite/run.py` found."""
-    if not LLAMA_CPP.exists():
-        return ""
     found = json.loads(LLAMA_CPP.read_text())
-    reasons = sorted(found["others"].items(), key=lambda item: (-item[1], item[0]))
-    passed, total, package = len(found["passed"]), found["total"], found["package"]
+    passed, total = len(found["passed"]), found["total"]
     head = (
-        f"{passed} of llama.cpp's {total} own server tests pass: those of {package} that are not slow, unmodified,\n"
+        f"{passed} of llama.cpp's {total} own server tests pass: those of {found['package']} that are not slow, unmodified,\n"
         "with stories260k in place of every model. `python tests/llama_cpp_suite/run.py` runs them and says which are lost.\n"
-        "The others:\n\n| reason | tests |\n|---|---:|\n"
+        "The others:\n\n"
     )
-    return head + "".join(f"| {reason} | {count} |\n" for reason, count in reasons) + "\n"
+    return head + _reasons(found["others"])
 
+
+def _vllm() -> str:
+    """The same of vLLM's, as `tests/vllm_suite/run.py` found."""
+    found = json.loads(VLLM.read_text())
+    files: defaultdict[str, int] = defaultdict(int)
+    for name in found["passed"]:
+        files[name.partition("::")[0]] += 1
+    counts = ", ".join(f"{_short(name)} {files[name]} of {all_}" for name, all_ in found["files"].items())
+    passed, total, package = len(found["passed"]), found["total"], found["package"]
+    text = (
+        f"{passed} of {total} of {package}'s own tests of its endpoints pass: the files that ask a server for text and "
+        "need little of vLLM itself, unmodified, with SmolLM2-135M-Instruct in place of every model "
+        f"(`python tests/vllm_suite/run.py`). By file: {counts}. The others:"
+    )
+    return textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False) + "\n\n" + _reasons(found["others"])
+
+
+def _short(name: str) -> str:
+    """`chat_completion/chat` of `openai/chat_completion/test_chat.py`."""
+    return f"{Path(name).parent.name}/{Path(name).stem.removeprefix('test_')}"
+
+
+def _reasons(others: dict[str, int]) -> str:
+    """A table of why tests do not pass."""
+    rows = sorted(others.items(), key=lambda item: (-item[1], item[0]))
+    return "| reason | tests |\n|---|---:|\n" + "".join(f"| {reason} | {count} |\n" for reason, count in rows) + "\n"
 
 
 def _rows() -> Iterator[tuple[str, str, str, str]]:
