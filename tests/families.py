@@ -120,6 +120,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        WINDOW
+        | {
+            "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 4, "attention_bias": True,
+            "swiglu_limit": 1.5, "rope_parameters": {**YARN, "rope_theta": 15e4, "truncate": False},
+        },
+    ),
     "qwen2_moe": ("Qwen2Moe", _MIXTURE | {"num_experts": 8, "shared_expert_intermediate_size": 80, "mlp_only_layers": [2]}),
     "granitemoe": ("GraniteMoe", _MIXTURE | GRANITE | {"num_local_experts": 6, "tie_word_embeddings": True}),
 }  # fmt: skip

@@ -14,8 +14,10 @@ from families import FAMILIES
 from gguf_files import Tensor, floats, gguf_bytes, in_pairs, tokenizer_pairs
 from safetensors.numpy import load_file
 
+from edge_llm.models.mixtures import COUNT_KEYS
+
 IN_GGUF = [name for name in FAMILIES if name.partition(",")[0] not in ("glm", "nemotron", "starcoder2", "stablelm")]
-IN_GGUF += ("olmoe", "mixtral", "qwen3_moe")
+IN_GGUF += ("olmoe", "mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe")
 """Those models of `FAMILIES` and `MIXTURES` whose GGUF files are read."""
 GEMMA = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
@@ -32,6 +34,13 @@ OWN = {
         "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm", "mlp.gate_up_proj": "ffn_up",
     },
     "llama": {"block_sparse_moe.gate": "ffn_gate_inp"},
+    "granitemoe": {"block_sparse_moe.router.layer": "ffn_gate_inp"},
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+    "qwen2moe": {f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "glm4moe": {
+        "post_attention_layernorm": "post_attention_norm",
+        **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    },
     "hunyuan-dense": {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
 }  # fmt: skip
 """Names of parts of a layer, by architecture."""
@@ -42,10 +51,11 @@ LAYER = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
 }  # fmt: skip
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-IN_PAIRS = ("llama", "granite", "smollm3", "mistral3")
+IN_PAIRS = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 """Whose converters are or come from Llama's."""
 ARCHITECTURE = {
-    "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
     "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
 }  # fmt: skip
 """By model type, where they differ."""
@@ -81,7 +91,7 @@ def family_pairs(raw: Mapping[str, Any]) -> dict[str, Any]:
             said["rope.scaling.yarn_attn_factor"] = rope["attention_factor"]
     if raw.get("num_experts_per_tok"):
         said |= {"expert_used_count": raw["num_experts_per_tok"]}
-        said |= {"expert_count": raw.get("num_local_experts") or raw["num_experts"]}
+        said |= {"expert_count": next(raw[key] for key in COUNT_KEYS if raw.get(key))}
         said |= {"expert_feed_forward_length": raw["moe_intermediate_size"]} if "moe_intermediate_size" in raw else {}
     said |= _own_pairs(kind, raw, rope, head)
     return {"general.architecture": arch, "general.file_type": 0} | {f"{arch}.{key}": value for key, value in said.items()}
@@ -103,7 +113,18 @@ def _own_pairs(kind: str, raw: Mapping[str, Any], rope: Mapping[str, Any], head:
         scales = {"rope.scaling.attn_factor": _longropes(raw, rope)} if "long_factor" in rope else {}
         turned = {"rope.dimension_count": int(rope["partial_rotary_factor"] * head)}
         return {"attention.sliding_window": 0} | window | original | turned | scales
-    if kind == "granite":
+    if kind == "qwen2_moe":
+        return {"expert_shared_feed_forward_length": raw["shared_expert_intermediate_size"]}
+    if kind == "glm4_moe":
+        return {
+            "expert_shared_count": raw["n_shared_experts"], "leading_dense_block_count": raw["first_k_dense_replace"],
+            "expert_weights_scale": raw["routed_scaling_factor"], "expert_weights_norm": raw["norm_topk_prob"],
+            "expert_gating_func": 2, "expert_group_count": raw["n_group"], "expert_group_used_count": raw["topk_group"],
+            "rope.dimension_count": int(head * rope["partial_rotary_factor"]),
+        }  # fmt: skip
+    if kind == "gpt_oss":
+        return window
+    if kind in ("granite", "granitemoe"):
         return {
             "attention.scale": raw["attention_multiplier"], "embedding_scale": raw["embedding_multiplier"],
             "residual_scale": raw["residual_multiplier"], "logit_scale": raw["logits_scaling"], "rope.dimension_count": head,
@@ -129,17 +150,46 @@ def _longropes(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
 
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
 _STACKS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+_OF_LAYERS = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``tensors`` with the matrices of a layer's experts in one, which has its name in the file."""
+    """``tensors`` with what belongs to experts under its names in the file: the matrices of all experts of a layer in one."""
     found, stacks = {}, dict[str, dict[int, np.ndarray]]()
     for name, values in tensors.items():
         if part := _EXPERT.fullmatch(name):
             stacks.setdefault(f"blk.{part[1]}.ffn_{_STACKS[part[3]]}_exps.weight", {})[int(part[2])] = values
+        elif part := _OF_LAYERS.fullmatch(name):
+            found |= {f"blk.{part[1]}.{one}": made for one, made in _of_mixture(part[2], values).items()} or {name: values}
         else:
             found[name] = values
     return found | {name: np.stack([own[expert] for expert in range(len(own))]) for name, own in stacks.items()}
+
+
+def _of_mixture(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """What a file makes of the tensor ``name`` of a layer, where that is not what it makes of any other."""
+    half = values.shape[1] // 2 if values.ndim > 1 else 0
+    match name:
+        case "self_attn.sinks":
+            return {"attn_sinks.weight": values}
+        case "mlp.gate.e_score_correction_bias":
+            return {"exp_probs_b.bias": values}
+        case "mlp.shared_expert_gate.weight":
+            return {"ffn_gate_inp_shexp.weight": values[0]}
+        case "block_sparse_moe.input_linear.weight":
+            return {"ffn_gate_exps.weight": values[:, :half], "ffn_up_exps.weight": values[:, half:]}
+        case "block_sparse_moe.output_linear.weight":
+            return {"ffn_down_exps.weight": values}
+        case "mlp.experts.gate_up_proj":
+            gate, up = values[..., ::2], values[..., 1::2]
+            return {"ffn_gate_exps.weight": gate.swapaxes(1, 2), "ffn_up_exps.weight": up.swapaxes(1, 2)}
+        case "mlp.experts.gate_up_proj_bias":
+            return {"ffn_gate_exps.bias": values[:, ::2], "ffn_up_exps.bias": values[:, 1::2]}
+        case "mlp.experts.down_proj":
+            return {"ffn_down_exps.weight": values.swapaxes(1, 2)}
+        case "mlp.experts.down_proj_bias":
+            return {"ffn_down_exps.bias": values}
+    return {}
 
 
 def family_tensors(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> list[Tensor]:
@@ -149,7 +199,7 @@ def family_tensors(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) ->
         stem, _, suffix = name.rpartition(".")
         if stem in WHOLE:
             own = WHOLE[stem]
-        elif ".ffn_" in stem:
+        elif stem.startswith("blk."):
             own = stem
         else:
             layer, part = stem.removeprefix("model.layers.").split(".", 1)

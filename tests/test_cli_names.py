@@ -236,7 +236,7 @@ SAID = {
     "Gemma:7b": "Gemma cannot be run here yet",
     "minicpm5": "MiniCPM cannot be run here yet",
     "phi4": None,
-    "gpt-oss": "gpt-oss, a mixture of experts, cannot be run here yet",
+    "llama4:scout": "Llama 4, a mixture of experts, cannot be run here yet",
     "philosopher": None,
     "qwen": "which of these",
     "llama": "which of these",

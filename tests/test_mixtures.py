@@ -1,6 +1,7 @@
 """Families with experts: the float path is transformers', and every way gives one result."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from families import MIXTURES, family_folder, logits_of
 from gguf_families import family_gguf, family_pairs, family_tensors
 from gguf_files import gguf_bytes, tokenizer_pairs
 from model_files import VOCAB_SIZE
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.config import RuntimeConfig
@@ -25,6 +26,7 @@ from edge_llm.kernels.blocks import KINDS
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.models.weights import check_tensors
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.base import NUMPY, Gain
 from edge_llm.operations.experts import Experts
@@ -256,3 +258,50 @@ def test_a_mixture_of_another_architecture_is_refused(name, tmp_path):
     (tmp_path / "m.gguf").write_bytes(family_gguf(folder, granite__expert_count=8))
     with pytest.raises(UnsupportedModel, match="a mixture of `8` experts of the architecture `granite`.*olmoe"):
         open_source(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["granitemoe", "gpt_oss"])
+def test_a_file_that_has_gate_and_up_apart_is_the_same_model(name, tmp_path):
+    folder, _ = family_folder(tmp_path / "hf", name)
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "swiglu_limit": 7.0}))
+    (tmp_path / "m.gguf").write_bytes(family_gguf(folder))
+    with open_source(tmp_path / "m.gguf") as mine, open_source(folder) as theirs:
+        assert not check_tensors(mine, describe(mine.config))
+        found, wanted = (FloatModel(one, one.config).forward(TOKENS) for one in (mine, theirs))
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    with open_bundle(import_model(tmp_path / "m.gguf", target=tmp_path / "bundle", weights=LayerBits("blocks"))) as opened:
+        assert divergence(wanted, logits(opened)) < 0.02
+
+
+def mxfp4(weights, random):
+    """Random codes and scales of MXFP4 in the shape [E, rows, columns] of ``weights``, and what they stand for."""
+    experts, rows, columns = weights
+    codes = random.integers(0, 16, (experts, rows, columns), np.uint8)
+    scales = random.integers(122, 126, (experts, rows, columns // 32), np.uint8)
+    signs, sizes = codes >> 3, np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7]
+    values = np.where(signs, -sizes, sizes) * np.repeat(np.exp2(scales.astype(np.float32) - 127), 32, axis=2)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).reshape(experts, rows, columns // 32, 16)
+    return blocks, scales, values.astype(np.float32)
+
+
+def test_experts_in_mxfp4_are_the_floats_that_they_stand_for(tmp_path):
+    """As gpt-oss is published, beside the same model in floats."""
+    folder, _ = family_folder(tmp_path / "floats", "gpt_oss")
+    random, tensors, packed = np.random.default_rng(5), load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, columns, rows = tensors[name].shape
+        packed[f"{name}_blocks"], packed[f"{name}_scales"], values = mxfp4((experts, rows, columns), random)
+        tensors[name] = np.ascontiguousarray(values.swapaxes(1, 2))
+    save_file(tensors, folder / "model.safetensors")
+    other = tmp_path / "packed"
+    shutil.copytree(folder, other)
+    unpacked = {name: values for name, values in tensors.items() if f"{name}_blocks" not in packed}
+    save_file(unpacked | packed, other / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with open_source(other) as mine, open_source(folder) as theirs:
+        assert mine.quantization == "MXFP4, groups of 32" and sorted(mine.names()) == sorted(theirs.names())
+        assert all(np.array_equal(mine.read(name), theirs.read(name)) for name in theirs.names())
+    with open_bundle(import_model(other, target=tmp_path / "bundle")) as opened:
+        assert "quantization_config" not in json.loads(opened.read_file("config.json"))

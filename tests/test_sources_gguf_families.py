@@ -29,7 +29,7 @@ from edge_llm.sources.lora_places import wish
 
 TOKENS = list(range(20, 90))
 """More than any window, and than what the rotations were stretched from."""
-SAID = {"query_pre_attn_scalar": 16}
+SAID = {"query_pre_attn_scalar": 16, "swiglu_limit": 7.0}
 """What a file leaves to the name of its architecture."""
 SAME = [name for name in IN_GGUF if name not in ("hunyuan, alpha", "phi3, long")]
 """Whose descriptions are equal; a base with an alpha in it, and divisors that are no short decimals, are in float32."""

@@ -321,7 +321,6 @@ def test_floats_of_four_bits_can_be_kept_beside_the_bundle(tmp_path):
 
 REFUSED = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-    "mxfp4": ({"quant_method": "mxfp4"}, "MXFP4"),
     "bitnet": ({"quant_method": "bitnet"}, "BitNet"),
     "exl2": ({"quant_method": "exl2", "bits": 4.0}, "EXL2"),
     "hqq": ({"quant_method": "hqq"}, "HQQ"),

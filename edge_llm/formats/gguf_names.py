@@ -36,6 +36,18 @@ _NORMS_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_no
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"} | _NORMS_BEHIND
 _MIXTRAL = "block_sparse_moe"
 _OTHERS = {
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks",
+    },
+    "granitemoe": {"ffn_gate_inp": f"{_MIXTRAL}.router.layer"},
+    "qwen2moe": {
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    },
+    "glm4moe": {
+        "post_attention_norm": "post_attention_layernorm", "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+    },
     "llama": {
         "ffn_gate_inp": f"{_MIXTRAL}.gate",
         "ffn_gate_exps": f"{_MIXTRAL}.experts.{{}}.w1",
@@ -54,7 +66,11 @@ _OTHERS = {
     "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
 }  # fmt: skip
 """By architecture: parts of a layer that are called differently, or are one tensor in both."""
-TURNED_IN_PAIRS = frozenset(("llama", "granite", "mistral3", "smollm3"))
+ROWS = ("shared_expert_gate",)
+"""Ends of the names of modules whose matrix of one row is a vector in files."""
+BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
+"""Hugging Face's names that are whole, without weight or bias behind them."""
+TURNED_IN_PAIRS = frozenset(("llama", "granite", "granitemoe", "mistral3", "smollm3"))
 """Architectures whose rows of queries and keys are reordered, from halves of a head to neighbouring pairs."""
 NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3"))
 """Architectures whose norms are stored as 1 + w."""

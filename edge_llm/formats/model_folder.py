@@ -26,11 +26,17 @@ MAX_INDEX_VALUES = 131_072
 """Tensors of all files together."""
 MAX_SHARDS = 4096
 MAX_CONFIG_BYTES = 4 << 20
+TURNED_OVER = "weight_turned_over"
+"""The end of a matrix that is its module's weight with rows and columns changed over."""
 MODEL = "model"
 """What weights are called: this with .safetensors, or shards of it and this with .safetensors.index.json."""
 _ADAPTER = "adapter_config.json"
-_STACKS = ("input_linear", "output_linear")
-"""Modules that have the matrices of all experts in one tensor."""
+_STACKS = {f"{name}.weight": f"{name}.{{}}.weight" for name in ("input_linear", "output_linear")} | {
+    f"experts.{name}{end}": f"experts.{name}.{{}}.{one}"
+    for name in ("gate_up_proj", "down_proj")
+    for end, one in (("", TURNED_OVER), ("_bias", "bias"), ("_blocks", "weight_blocks"), ("_scales", "weight_scales"))
+}
+"""Tensors of all experts of a layer, and what that of one expert is called."""
 
 
 class SourceFolder:
@@ -55,12 +61,14 @@ class SourceFolder:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor; an unknown name raises `InvalidModel`."""
-        return self._info(name).shape
+        shape = self._info(name).shape
+        return shape[::-1] if self._is_turned_over(name) else shape
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32; NaN, infinity and what no model was trained to raise `InvalidModel` naming it."""
         shard, inside = self._find(name)
-        return shard.read(inside, most=MAX_WEIGHT)
+        values = shard.read(inside, most=MAX_WEIGHT)
+        return np.ascontiguousarray(values.T) if self._is_turned_over(name) else values
 
     def dtype(self, name: str) -> str:
         """The tensor's type as safetensors has it, such as BF16."""
@@ -79,6 +87,9 @@ class SourceFolder:
     def _info(self, name: str) -> TensorInfo:
         shard, inside = self._find(name)
         return shard.tensors[inside]
+
+    def _is_turned_over(self, name: str) -> bool:
+        return self._find(name)[1].endswith(TURNED_OVER)
 
     def _find(self, name: str) -> tuple[SafetensorsFile, str]:
         """The file of a tensor, and its name there."""
@@ -109,7 +120,8 @@ def _named(folder: Path, shards: Sequence[SafetensorsFile], is_part: bool) -> di
     found: dict[str, tuple[SafetensorsFile, str]] = {}
     for shard in shards:
         for inside in shard.tensors:
-            name = text_name(inside) if is_part else inside
+            own = f"{inside.removesuffix(TURNED_OVER)}weight" if inside.endswith(TURNED_OVER) else inside
+            name = text_name(own) if is_part else own
             if name is not None and found.setdefault(name, (shard, inside)) != (shard, inside):
                 raise InvalidModel(f"`{shown(folder)}` has the tensor `{shown(name)}` of its text part twice; save it again")
     return found

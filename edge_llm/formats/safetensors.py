@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ _BITS = {
 }  # fmt: skip
 _INTEGERS: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("<i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "F8_E4M3": np.dtype("<u1"),
+    "U8": np.dtype("<u1"),
 }  # fmt: skip
 """What is read as it is; floats of 8 bits as their codes."""
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
@@ -67,20 +68,22 @@ class SafetensorsFile:
     def path(self) -> Path:
         return self._file.path
 
-    def apart(self, stacks: Collection[str]) -> SafetensorsFile:
-        """The same file, whose stacks of matrices ``a.NAME.weight`` are matrices ``a.NAME.7.weight``, NAME in ``stacks``."""
+    def apart(self, stacks: Mapping[str, str]) -> SafetensorsFile:
+        """The same file, whose stacks of matrices or vectors are read one by one.
+
+        ``stacks`` gives to the last two words of a tensor's name what one of them is called, with braces for its number.
+        """
         found: dict[str, TensorInfo] = {}
         for name, info in self.tensors.items():
-            stem, _, kind = name.rpartition(".")
-            if len(info.shape) == 3 and 1 <= info.shape[0] <= MAX_STACK and stem.rpartition(".")[2] in stacks:
-                each = info.nbytes // info.shape[0]
-                for number in range(info.shape[0]):
-                    own = f"{stem}.{number}.{kind}"
-                    found[own] = replace(
-                        info, name=own, shape=info.shape[1:], offset=info.offset + number * each, nbytes=each
-                    )
-            else:
+            words = name.split(".")
+            own = stacks.get(".".join(words[-2:]))
+            if own is None or len(info.shape) < 2 or not 1 <= info.shape[0] <= MAX_STACK:
                 found[name] = info
+                continue
+            each = info.nbytes // info.shape[0]
+            for number in range(info.shape[0]):
+                one = ".".join([*words[:-2], own.format(number)])
+                found[one] = replace(info, name=one, shape=info.shape[1:], offset=info.offset + number * each, nbytes=each)
         return SafetensorsFile(self._file, found)
 
     def read(self, name: str, *, most: float | None = None) -> np.ndarray:
@@ -113,7 +116,7 @@ class SafetensorsFile:
         return out.reshape(info.shape)
 
     def read_integers(self, name: str) -> np.ndarray:
-        """The tensor as it is: I8, I32, I64, or the codes of F8_E4M3 as uint8; else `UnsupportedModel`."""
+        """The tensor as it is: I8, I32, I64, U8, or the codes of F8_E4M3 as uint8; else `UnsupportedModel`."""
         info = self._info(name)
         dtype = _INTEGERS.get(info.dtype)
         if dtype is None:

@@ -23,8 +23,6 @@ from edge_llm.models.mixtures import experts, read_count, read_used, router, sha
 from edge_llm.operations.base import Gain
 from edge_llm.operations.router import SIGMOID
 
-ARCHITECTURE = "Glm4MoeForCausalLM"
-
 
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: glm4_moe`` config.json."""

@@ -21,7 +21,6 @@ from edge_llm.models.mixtures import fused_experts, read_count, read_used, route
 from edge_llm.operations.router import CHOSEN
 from edge_llm.operations.scores import Scores
 
-ARCHITECTURE = "GraniteMoeForCausalLM"
 _MODULE = "block_sparse_moe"
 
 
@@ -38,7 +37,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     route = router(shape, count, used, module=module, scores=CHOSEN, factor=numbers.residual)
     mixture = fused_experts(
         shape, shape.inner, route, activation=read_activation(raw, "hidden_act", default="silu"),
-        gate_up=f"{_MODULE}.input_linear", down=f"{_MODULE}.output_linear",
+        gate_up=f"{_MODULE}.input_linear", down=f"{_MODULE}.output_linear", apart=fields.flag("experts_apart", False),
     )  # fmt: skip
     layer = pre_norm_layer(shape, attended, (mixture,))
     return described(shape, [layer] * shape.layers, numbers.norm(shape), factor=numbers.embedding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edge_llm.errors import InvalidModel
@@ -49,10 +50,25 @@ def experts(
     return Experts(shape.hidden, width, route, gate, up, down, "normed", HIDDEN, HIDDEN, activation)
 
 
-def fused_experts(shape: Shape, width: int, route: Router, *, gate_up: str, down: str, activation: str = "silu") -> Experts:
-    """The same of a source that has gate and up of an expert in one module, whose number comes last."""
+def fused_experts(
+    shape: Shape,
+    width: int,
+    route: Router,
+    *,
+    gate_up: str,
+    down: str,
+    activation: str = "silu",
+    apart: bool = False,
+    **more: Any,
+) -> Experts:
+    """The same of a source that has gate and up of an expert in one module, whose number comes last.
+
+    ``apart``: a GGUF file has them in two, which are called as those of `experts`.  ``more`` are further fields.
+    """
+    if apart:
+        return replace(experts(shape, width, route, activation="silu"), activation=activation, **more | {"alternate": False})
     gate, up, down = f"{gate_up}.{{}}", f"{gate_up}.{{}}", f"{down}.{{}}"
-    return Experts(shape.hidden, width, route, gate, up, down, "normed", HIDDEN, HIDDEN, activation)
+    return Experts(shape.hidden, width, route, gate, up, down, "normed", HIDDEN, HIDDEN, activation, **more)
 
 
 def shared_experts(

@@ -55,6 +55,12 @@ class Experts(Operation):
     writes: str
     adds: str = ""
     activation: str = "silu"
+    limit: float = 0.0
+    """Of a clamped gate; else 0."""
+    bias: bool = False
+    """Whether the linears of experts have biases."""
+    alternate: bool = False
+    """Where gate and up are one module: whether their rows alternate."""
     schemes: tuple[str, ...] = ()
     """The weight schemes of `linears`, in order; empty: all are `DEFAULT_SCHEME`."""
     turns: tuple[int, ...] = ()
@@ -85,21 +91,21 @@ class Experts(Operation):
 
     def _linears_of(self, expert: int) -> tuple[Linear, Linear]:
         gate, up = (module.format(expert) for module in (self.gate_module, self.up_module))
-        whole = 2 * self.width if gate == up else 0
-        rows = (SourceRows(gate, self.width, 0, whole), SourceRows(up, self.width, self.width if whole else 0, whole))
+        rows: tuple[SourceRows, ...] = (SourceRows(gate, self.width), SourceRows(up, self.width))
+        if gate == up:
+            step, second = (2, 1) if self.alternate else (1, self.width)
+            rows = tuple(SourceRows(gate, self.width, start, 2 * self.width, step) for start in (0, second))
         down = (SourceRows(self.down_module.format(expert), self.columns),)
         first, name = _LINEARS * expert, f"{NAME}.{expert}"
         schemes = self.schemes[first : first + _LINEARS] or (DEFAULT_SCHEME,) * _LINEARS
         turns = self.turns[first : first + _LINEARS] or (0,) * _LINEARS
-        return (
-            Linear(f"{name}.gate_up", rows, self.columns, self.reads, _PRODUCTS, scheme=schemes[0], turn=turns[0]),
-            Linear(f"{name}.down", down, self.width, _ACTIVATED, self.writes, scheme=schemes[1], turn=turns[1]),
-        )
+        gate_up = Linear(f"{name}.gate_up", rows, self.columns, self.reads, _PRODUCTS, "", self.bias, schemes[0], turns[0])
+        return gate_up, Linear(f"{name}.down", down, self.width, _ACTIVATED, self.writes, "", self.bias, schemes[1], turns[1])
 
     @cached_property
     def glu(self) -> GLU:
         """What is between the linears of an expert."""
-        return GLU(self.width, _PRODUCTS, _ACTIVATED, self.activation)
+        return GLU(self.width, _PRODUCTS, _ACTIVATED, self.activation, self.limit)
 
     @property
     def read_width(self) -> int:

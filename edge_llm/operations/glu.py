@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 CLAMPED = "clamped_silu"
 """gpt-oss's gate: ``(clamp(up, -limit, limit) + 1) * h * sigmoid(1.702 h)`` with ``h = min(gate, limit)``."""
-_STEEP = 1.702
+STEEP = 1.702
+"""Of `CLAMPED`."""
 PRODUCTS = "products"
 """The place of its channels."""
 
@@ -73,7 +74,7 @@ class GLU(Operation):
         self, gate: np.ndarray, up: np.ndarray, arithmetic: Arithmetic
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The gate behind its activation, the up half with the one that is added, and the activation's slope."""
-        limit, steep = np.float32(self.limit), np.float32(_STEEP)
+        limit, steep = np.float32(self.limit), np.float32(STEEP)
         held = np.minimum(gate, limit)
         share = sigmoid(steep * held, arithmetic)
         slope = np.where(gate < limit, share + steep * held * share * (1 - share), np.float32(0))

@@ -47,6 +47,8 @@ class SourceRows:
     """Of the module's rows, where these begin."""
     module_rows: int = 0
     """All rows of the module; 0: these are all."""
+    step: int = 1
+    """Rows of the module from one of these to the next."""
     factor: float = 1.0
     """What they are multiplied with, in float32."""
     head: int = 0

@@ -23,6 +23,8 @@ _QKV, _OUTPUT, _MLP = ("attn_q", "attn_k", "attn_v", "attn_qkv"), ("attn_output"
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose scores are scaled by hidden size / heads, not by the size of a head."""
 _EXAONE_32B_LAYERS = 64
+_SIGMOID = 2
+"""llama.cpp's number of that way to make scores."""
 
 
 def _llama(model: GgufModel, name: str) -> dict[str, Any]:
@@ -61,6 +63,48 @@ def _qwen3moe(model: GgufModel, name: str) -> dict[str, Any]:
     width = model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20)
     own = {"moe_intermediate_size": width, "mlp_only_layers": dense, "norm_topk_prob": True}
     return _qwen3(model, name) | _experts(model, name) | own
+
+
+def _qwen2moe(model: GgufModel, name: str) -> dict[str, Any]:
+    widths = {
+        "moe_intermediate_size": model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20),
+        "shared_expert_intermediate_size": model.integer(f"{name}.expert_shared_feed_forward_length", 1, 1 << 20),
+    }
+    return _qwen2(model, name) | _experts(model, name) | widths | {"norm_topk_prob": False}
+
+
+def _granitemoe(model: GgufModel, name: str) -> dict[str, Any]:
+    if model.integer(f"{name}.expert_shared_feed_forward_length", 0, 1 << 20, 0):
+        raise UnsupportedModel(f"{model.where} is a Granite with shared experts, which does not run here")
+    own = _granite(model, name)
+    del own["mlp_bias"]
+    return own | _experts(model, name) | {"experts_apart": True}
+
+
+def _glm4moe(model: GgufModel, name: str) -> dict[str, Any]:
+    if (gating := model.integer(f"{name}.expert_gating_func", 0, 1 << 20, 2)) != _SIGMOID:
+        said = f"`{name}.expert_gating_func` is `{gating}`"
+        raise UnsupportedModel(f"{model.where}: {said}; of GLM only {_SIGMOID}, a sigmoid, runs here")
+    groups = model.integer(f"{name}.expert_group_count", 1, MAX_EXPERTS, 1)
+    own = {
+        "moe_intermediate_size": model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20),
+        "n_shared_experts": model.integer(f"{name}.expert_shared_count", 1, 64),
+        "first_k_dense_replace": model.integer(f"{name}.leading_dense_block_count", 0, 1024, 0),
+        "norm_topk_prob": model.flag(f"{name}.expert_weights_norm", True),
+        "routed_scaling_factor": decimal(model.number(f"{name}.expert_weights_scale", 1e-9, 1e9, 1.0)),
+        "n_group": groups, "topk_group": model.integer(f"{name}.expert_group_used_count", 1, groups, 1),
+        "use_qk_norm": any(info.name.endswith("attn_q_norm.weight") for info in model.tensors),
+        "attention_bias": _has_bias(model, _QKV),
+    }  # fmt: skip
+    return _decoder(model, name, part=True) | _experts(model, name) | own
+
+
+def _gpt_oss(model: GgufModel, name: str) -> dict[str, Any]:
+    """Its rotation is not rounded to whole waves, as llama.cpp's is."""
+    settings = _decoder(model, name) | _experts(model, name) | {"attention_bias": True, "experts_apart": True}
+    if (scaling := settings.get("rope_scaling")) is not None:
+        settings["rope_scaling"] = scaling | {"truncate": False}
+    return settings | _local_layers(model, name, 2, _window(model, name, 128))
 
 
 def _gemma2(model: GgufModel, name: str) -> dict[str, Any]:
@@ -187,6 +231,10 @@ ARCHITECTURES = {
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2, ("olmo3",)),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe),
     "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3moe),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", _qwen2moe),
+    "granitemoe": Architecture("granitemoe", "GraniteMoeForCausalLM", _granitemoe),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _glm4moe),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _gpt_oss),
     "granite": Architecture("granite", "GraniteForCausalLM", _granite),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _smollm3),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _glm4),
@@ -197,7 +245,7 @@ ARCHITECTURES = {
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3),
 }
 """By the name of `general.architecture`."""
-WITH_EXPERTS = frozenset(("llama", "olmoe", "qwen3moe"))
+WITH_EXPERTS = frozenset(("glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe"))
 """Architectures of which mixtures run."""
 ARCHITECTURE_OF = {kind: name for name, one in ARCHITECTURES.items() for kind in (one.model_type, *one.others)}
 """By model type."""

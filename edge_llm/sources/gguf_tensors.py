@@ -11,12 +11,14 @@ from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.formats.gguf_blocks import TYPES, BlockType
 from edge_llm.formats.gguf_names import (
+    BARE,
     EXPERTS,
     FREQUENCIES,
     FUSED,
     LONG_FACTORS,
     NORMS_PLUS_ONE,
     PARTS_OF_FUSED,
+    ROWS,
     SHORT_FACTORS,
     TURNED_IN_PAIRS,
     WHOLE,
@@ -34,6 +36,14 @@ class _Part:
 
     tensor: str
     rows: range | None = None
+    as_row: bool | None = None
+    """Whether a vector of the file is the row of a matrix here, or a row of its matrix a vector here; None: neither."""
+
+    def shape(self, of: tuple[int, ...]) -> tuple[int, ...]:
+        """Its shape here, where that of the tensor is ``of``."""
+        if self.as_row is not None:
+            return (1, *of[-1:]) if self.as_row else of[-1:]
+        return of if self.rows is None else (len(self.rows), *of[1:][-1:])
 
 
 class GgufTensors:
@@ -63,15 +73,14 @@ class GgufTensors:
         if name in self._zeros:
             return (self._zeros[name],)
         part = self._parts.get(name, _Part(name))
-        shape = self._model.tensor(part.tensor).shape
-        return shape if part.rows is None else (len(part.rows), *shape[1:][-1:])
+        return part.shape(self._model.tensor(part.tensor).shape)
 
     def read(self, name: str) -> np.ndarray:
         """`GgufModel.read` of the tensor ``name``."""
         if name in self._zeros:
             return np.zeros(self._zeros[name], np.float32)
         part = self._parts.get(name, _Part(name))
-        values = self._model.read(part.tensor, part.rows)
+        values = self._model.read(part.tensor, part.rows).reshape(self.shape(name))
         if self._architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
             values -= np.float32(1)
         heads = self._heads_in_pairs(name)
@@ -121,12 +130,13 @@ class GgufTensors:
         if len(words) != 3:
             return [(own, _Part(own))]
         prefix = f"model.layers.{words[1]}."
-        if words[2] in EXPERTS and len(shape := self._model.tensor(own).shape) == 3:
-            module, rows = self._layer_names[words[2]], shape[1]
-            of_experts = [range(rows * expert, rows * (expert + 1)) for expert in range(shape[0])]
-            return [(f"{prefix}{module.format(expert)}.{suffix}", _Part(own, one)) for expert, one in enumerate(of_experts)]
+        if words[2] in EXPERTS:
+            return self._of_experts(own, prefix + self._layer_names[words[2]], suffix)
         if words[2] in self._layer_names:
-            return [(f"{prefix}{self._layer_names[words[2]]}.{suffix}", _Part(own))]
+            name = self._layer_names[words[2]]
+            is_vector = len(self._model.tensor(own).shape) == 1
+            as_row = True if is_vector and name.endswith(ROWS) else None
+            return [(prefix + name if name in BARE else f"{prefix}{name}.{suffix}", _Part(own, None, as_row))]
         if words[2] != FUSED:
             return [(own, _Part(own))]
         kv = self._attention.kv_size
@@ -136,6 +146,15 @@ class GgufTensors:
         spans = zip(PARTS_OF_FUSED, ends, ends[1:], strict=False)
         return [(f"{prefix}{part}.{suffix}", _Part(own, range(start, end))) for part, start, end in spans]
 
+    def _of_experts(self, own: str, module: str, suffix: str) -> list[tuple[str, _Part]]:
+        """Matrices or vectors of all experts, in one tensor."""
+        shape = self._model.tensor(own).shape
+        if len(shape) not in (2, 3):
+            return [(own, _Part(own))]
+        rows, as_row = (shape[1], None) if len(shape) == 3 else (1, False)
+        spans = [range(rows * expert, rows * (expert + 1)) for expert in range(shape[0])]
+        return [(f"{module.format(expert)}.{suffix}", _Part(own, span, as_row)) for expert, span in enumerate(spans)]
+
     def _lacking_biases(self, decoder: Decoder) -> dict[str, int]:
         """Rows of the biases that ``decoder`` adds and the file lacks."""
         linears = [(layer.prefix, linear) for layer in decoder.layers for linear in layer.linears if linear.bias]
@@ -144,8 +163,9 @@ class GgufTensors:
             for prefix, linear in linears
             for rows in linear.sources
         }
+        gains = {f"{layer.prefix}{gain.source}" for layer in decoder.layers for gain in layer.gains}
         for name, part in self._parts.items():
-            if name.endswith(".bias") and name not in wanted:
+            if name.endswith(".bias") and name not in wanted and name not in gains:
                 raise UnsupportedModel(
                     f"{self._model.where}: `{shown(part.tensor)}` is added to what the model computes, which does not run here"
                 )

@@ -12,7 +12,7 @@ from edge_llm.files import shown
 from edge_llm.models import load_config
 
 _KEYS = ("quantization_config", "compression_config", "quantize")
-READ = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors")
+READ = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4")
 """The values of quant_method that are read; `edge_llm.sources.quantized` has a packing for each."""
 _OTHERS = {
     "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "bitnet": "BitNet", "exl2": "ExLlamaV2 (EXL2)",

@@ -27,6 +27,7 @@ from edge_llm.sources.fp8 import Fp8
 from edge_llm.sources.gptq import Gptq
 from edge_llm.sources.hugging_face import HuggingFaceSource
 from edge_llm.sources.linears import linears_of
+from edge_llm.sources.mxfp4 import Mxfp4
 from edge_llm.sources.packing import Packing
 from edge_llm.sources.quantization import load_settings, method_of, plain_settings, quantization_of
 from edge_llm.strict_json import read_object
@@ -37,6 +38,7 @@ _PACKINGS: Mapping[str, Callable[[Mapping[str, Any], SourceFolder], Packing]] = 
     "fp8": Fp8,
     "fbgemm_fp8": Fp8,
     "compressed-tensors": CompressedTensors,
+    "mxfp4": Mxfp4,
 }
 
 
