@@ -52,25 +52,27 @@ def _experts(model: GgufModel, name: str) -> dict[str, Any]:
     return {"num_local_experts": count, "num_experts_per_tok": model.integer(f"{name}.expert_used_count", 1, count)}
 
 
+def _small_experts(model: GgufModel, name: str) -> dict[str, Any]:
+    """The same with the width of an expert, and the layers that have none."""
+    layers = range(layers_of(model, name))
+    dense = [index for index in layers if not model.has_tensor(f"blk.{index}.ffn_gate_inp.weight")]
+    width = model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20)
+    return _experts(model, name) | {"moe_intermediate_size": width, "mlp_only_layers": dense}
+
+
 def _olmoe(model: GgufModel, name: str) -> dict[str, Any]:
     bias = {"attention_bias": _has_bias(model, _QKV + _OUTPUT)}
     return _decoder(model, name) | _experts(model, name) | bias | {"norm_topk_prob": False}
 
 
 def _qwen3moe(model: GgufModel, name: str) -> dict[str, Any]:
-    layers = range(layers_of(model, name))
-    dense = [index for index in layers if not model.has_tensor(f"blk.{index}.ffn_gate_inp.weight")]
-    width = model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20)
-    own = {"moe_intermediate_size": width, "mlp_only_layers": dense, "norm_topk_prob": True}
-    return _qwen3(model, name) | _experts(model, name) | own
+    return _qwen3(model, name) | _small_experts(model, name) | {"norm_topk_prob": True}
 
 
 def _qwen2moe(model: GgufModel, name: str) -> dict[str, Any]:
-    widths = {
-        "moe_intermediate_size": model.integer(f"{name}.expert_feed_forward_length", 1, 1 << 20),
-        "shared_expert_intermediate_size": model.integer(f"{name}.expert_shared_feed_forward_length", 1, 1 << 20),
-    }
-    return _qwen2(model, name) | _experts(model, name) | widths | {"norm_topk_prob": False}
+    shared = model.integer(f"{name}.expert_shared_feed_forward_length", 1, 1 << 20)
+    own = {"shared_expert_intermediate_size": shared, "norm_topk_prob": False}
+    return _qwen2(model, name) | _small_experts(model, name) | own
 
 
 def _granitemoe(model: GgufModel, name: str) -> dict[str, Any]:
