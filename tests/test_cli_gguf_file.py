@@ -302,6 +302,15 @@ def test_no_room_in_memory_is_told_with_the_way_out(file, capsys, monkeypatch):
     assert (code, said) == (1, "") and "leave --no-store out" in told and "EDGE_LLM_HOME" not in told
 
 
+def test_no_room_among_the_models_is_told_with_the_way_out(file, capsys, monkeypatch, edge_llm_home):
+    edge_llm_home.mkdir(exist_ok=True)
+    (edge_llm_home / "models").symlink_to("/proc")
+    code, said, told = answer(capsys, file, *ASK)
+    assert (code, said) == (1, "") and "--no-store lays the file out in memory" in told
+    assert run(["bench", str(file), "-p", "4", "-n", "1"]) == 1 and "--no-store" not in capsys.readouterr().err
+    assert answer(capsys, file, "--no-store", *ASK)[0] == 0
+
+
 def test_a_model_that_no_block_fits_is_offered_as_one_of_floats(tmp_path, capsys):
     """Its hidden channels are not whole blocks: it is quantized, which takes longer and is asked for."""
     raw = config(hidden_size=48, num_attention_heads=2, num_key_value_heads=2, intermediate_size=96)

@@ -45,14 +45,14 @@ _PAUSE = 0.5
 def find(model: str, missing: EdgeLLMError, *, or_file: bool = False) -> str:
     """The name here of what ``model`` names; ``missing`` says that nothing here is called so.
 
-    ``or_file``: a GGUF file in blocks is laid out, as by `bring`.
+    ``or_file``: a GGUF file in blocks is laid out.
     """
     place = _place(model, missing)
     if (name := _name_here(model, place) or _unchanged(place)) is not None:
         return name
     if place.folder is not None:
         if or_file and keeps_blocks(place.folder):
-            return bring(model, missing, RuntimeConfig(), yes=False)
+            return _take(place)
         raise missing
     raise ModelNotFound(f"`{shown(model)}` is not here; `edge-llm import {shlex.quote(model)}` brings it", model=model)
 
@@ -66,8 +66,7 @@ def bring(model: str, missing: EdgeLLMError, runtime: RuntimeConfig, *, yes: boo
     place = _place(model, missing)
     if (found := _name_here(model, place) or _unchanged(place)) is not None:
         return found
-    names = _names(place)
-    older = None if place.folder is None else next((name for name in names if _is_from_older(place, name)), None)
+    names, older = _names(place), _older(place)
     renews = older is not None
     file = place.folder if place.folder is not None and keeps_blocks(place.folder) else None
     if file is not None:
@@ -75,7 +74,10 @@ def bring(model: str, missing: EdgeLLMError, runtime: RuntimeConfig, *, yes: boo
     if not store:
         return _lay_out(model, file, names[0])
     if file is not None:
-        return _import(place, lambda: older or _free(place, names), overwrite=renews)
+        try:
+            return _take(place)
+        except StorageError as error:
+            raise StorageError(f"{error}; --no-store lays the file out in memory") from error
     name = older or names[0]
     if is_folder(bundle_path(name)) and not renews:
         raise UsageError(
@@ -117,6 +119,11 @@ def _free(place: Place, names: list[str]) -> str:
     folders = {name: bundle_path(name) for name in names}
     free = (name for name, folder in folders.items() if not is_folder(folder) or is_made_from(place, folder))
     return next(free, names[-1])
+
+
+def _older(place: Place) -> str | None:
+    """The name of what was made of an older state of the folder or file at ``place``."""
+    return None if place.folder is None else next((name for name in _names(place) if _is_from_older(place, name)), None)
 
 
 def _is_from_older(place: Place, name: str) -> bool:
@@ -261,6 +268,12 @@ def _lay_out(model: str, file: Path | None, name: str) -> str:
             return str(import_model(file, target=room, weights=LayerBits(BLOCKS), progress=draw, notice=note))
         except StorageError as error:
             raise StorageError(f"{str(error).partition(';')[0]}; free some, or leave --no-store out") from error
+
+
+def _take(place: Place) -> str:
+    """Lay out the GGUF file in blocks at ``place``, and return what it is called here."""
+    names, older = _names(place), _older(place)
+    return _import(place, lambda: older or _free(place, names), overwrite=older is not None)
 
 
 def _import(place: Place, name_of: Callable[[], str], *, overwrite: bool) -> str:
