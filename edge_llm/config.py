@@ -138,16 +138,12 @@ class RuntimeConfig:
     """Add the shadow outliers; off only to see what they are worth."""
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise UsageError(f"threads must be between 1 and 1024, got `{self.threads}`", param="threads")
-        if self.context is not None and self.context < 1:
-            raise UsageError(f"context must be at least 1 token, got `{self.context}`", param="context")
-        if self.chunk is not None and not 1 <= self.chunk <= 4096:
-            raise UsageError(f"chunk must be between 1 and 4096 tokens, got `{self.chunk}`", param="chunk")
-        if not 1 <= self.window <= 64:
-            raise UsageError(f"window must be between 1 and 64 chunks, got `{self.window}`", param="window")
-        if not 1 <= self.parallel <= MOST_PARALLEL:
-            raise UsageError(f"parallel must be between 1 and {MOST_PARALLEL} answers, got `{self.parallel}`", param="parallel")
+        _whole("threads", self.threads, 1, 1024)
+        _whole("context", self.context, 1, None, " token")
+        _whole("chunk", self.chunk, 1, 4096, " tokens")
+        _whole("window", self.window, 1, 64, " chunks")
+        _whole("kv_tokens", self.kv_tokens, 1, None, " token")
+        _whole("parallel", self.parallel, 1, MOST_PARALLEL, " answers")
 
 
 @dataclass(frozen=True)
@@ -267,6 +263,18 @@ class GenerationParams:
 def _strings(given: object) -> tuple[object, ...]:
     """One string for itself, a list or a tuple of them; what is neither is handed on to be refused."""
     return tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
+
+
+def _whole(name: str, value: int | None, low: int, high: int | None, unit: str = "") -> None:
+    """Raise `UsageError` for a ``value`` that is given and is no whole number from ``low`` to ``high``."""
+    if value is None:
+        return
+    if not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number, got `{value}`", param=name)
+    if low <= value and (high is None or value <= high):
+        return
+    wanted = f"at least {low}{unit}" if high is None else f"between {low} and {high}{unit}"
+    raise UsageError(f"{name} must be {wanted}, got `{value}`", param=name)
 
 
 def _within(name: str, value: float, low: float, high: float, *, param: str | None = None) -> None:

@@ -2,17 +2,20 @@
 
 import logging
 import os
+import shutil
 import threading
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_files import tiny_config, write_model
 
 from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.errors import DeviceError, OutOfMemory, UsageError
+from edge_llm.errors import DeviceError, EdgeLLMError, OutOfMemory, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import kv_bytes
 from edge_llm.opening.auto_device import AutoDevice
@@ -107,7 +110,7 @@ def test_sizes_become_bytes(bundle):
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("chosen", "param"),
     [
         ({"memory": "much"}, "memory"),
         ({"memory": "1KiB"}, "memory"),
@@ -119,12 +122,18 @@ def test_sizes_become_bytes(bundle):
         ({"numa": "7"}, "numa"),
         ({"device": "nowhere"}, "device"),
         ({"activations": "none"}, "activations"),
+        ({"policy": "none"}, "policy"),
+        ({"kv_tokens": 0}, "kv_tokens"),
+        ({"kv_tokens": -16}, "kv_tokens"),
+        ({"context": "64"}, "context"),
+        ({"chunk": 2.5}, "chunk"),
+        ({"threads": 1.5}, "threads"),
         ({"float_path": True, "memory": "50%"}, "memory"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_read(bundle, given, param):
+def test_bad_options_are_refused_before_anything_is_read(bundle, chosen, param):
     with pytest.raises(UsageError) as refused:
-        resolve(options(**given), MACHINE, bundle)
+        resolve(options(**chosen), MACHINE, bundle)
     assert refused.value.param == param
 
 
@@ -148,6 +157,96 @@ def test_a_card_that_refuses_leaves_the_plan_to_the_host(bundle, monkeypatch):
     assert plan.notices == (f"--device auto uses the host: {reason}",)
     with pytest.raises(DeviceError, match="it is full"):
         resolve(options(device="emulated:310p"), machine, bundle)
+
+
+def test_a_card_that_refuses_when_it_is_opened_leaves_the_plan_to_the_host(bundle, monkeypatch):
+    def refuses(self, *_):
+        raise DeviceError("it is full")
+
+    machine = replace(MACHINE, auto=AutoDevice("emulated:310p", "a card is here"))
+    plan = resolve(options(device="auto"), machine, bundle)
+    assert plan.host is not None and plan.host.site.device == "host" and plan.host.host is None
+    monkeypatch.setattr(EmulatedDevice, "open", refuses)
+    engine = open_engine(plan)
+    reason = "the device `emulated:310p` refuses: it is full"
+    assert engine.facts.plan["device_reason"] == engine.plan["device_reason"] == reason
+    assert engine.facts.plan["memory"] == plan.host.facts["memory"]
+    with pytest.raises(DeviceError, match="^it is full$"):
+        open_engine(resolve(options(device="emulated:310p"), machine, bundle))
+
+
+def test_a_host_that_cannot_take_the_place_says_why(bundle):
+    plan = resolve(options(device="emulated:310p", placement="card"), MACHINE, bundle)
+    needed = resolve(options(), MACHINE, bundle).weights.host.held_bytes
+    assert plan.host is not None and plan.host.weights.host.held_bytes == needed
+    alone = replace(plan, host=None, no_host="no room")
+    with pytest.raises(DeviceError, match="it broke; the host cannot take its place: no room"):
+        alone.on_host("it broke")
+
+
+def test_pages_that_no_memory_holds_are_refused_with_their_size(bundle):
+    before = {thread.name for thread in threading.enumerate()}
+    for size in ("1000TiB", "1000000TiB"):
+        with pytest.raises(OutOfMemory, match=r"not enough memory for `bundle` \(weights .*, keys and values 1\d+.0 GiB, "):
+            open_engine(resolve(options(kv_memory=size), MACHINE, bundle))
+    assert {thread.name for thread in threading.enumerate()} <= before
+
+
+DAMAGE = {
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "changed": lambda path: path.write_bytes(bytes(byte ^ 255 for byte in path.read_bytes())),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json"])
+def test_a_bundle_that_is_damaged_behind_its_plan_is_an_error_or_the_model(folder, tmp_path, name, how):
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    with open_bundle(copy) as opened:
+        plan = resolve(options(), MACHINE, opened)
+        DAMAGE[how](copy / name)
+        if name == "weights.bin" and how.startswith("a "):  # the file is open
+            assert open_engine(plan).name == "copy"
+        else:
+            with pytest.raises(EdgeLLMError):
+                open_engine(plan)
+
+
+def test_a_draft_model_of_other_tokens_is_refused(folder, bundle, tmp_path):
+    write_model(tmp_path / "source", tiny_config("llama"))
+    tokenizer = tmp_path / "source/tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    other = import_model(tmp_path / "source", target=tmp_path / "other")
+    with open_bundle(other) as draft, pytest.raises(UsageError, match="another tokenizer") as refused:
+        resolve(options(draft=str(other)), MACHINE, bundle, draft)
+    assert refused.value.param == "draft"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.from_regex(r"[0-9.]{0,6} ?([kmgt]i?b?|%|b|B|GiB)?", fullmatch=True))
+def test_a_size_is_within_bounds_or_refused(folder, text):
+    given = options(memory=text, kv_memory=text, prefix_cache=text)
+    with open_bundle(folder) as bundle:
+        try:
+            plan = resolve(given, MACHINE, bundle)
+        except UsageError as error:
+            assert error.param in ("memory", "kv_memory", "prefix_cache")
+            return
+    assert 0 < plan.weights.host.held_bytes <= plan.weights.budget
+    assert plan.kv_tokens >= plan.context and plan.memory.pages >= kv_bytes(bundle.decoder.attentions, plan.context)
+
+
+@pytest.mark.parametrize("cpus", [{0: "a"}, {5: "5"}, dict.fromkeys(range(256), "a"), {cpu: str(cpu) for cpu in range(256)}])
+@pytest.mark.parametrize("quota", [None, 1, 3])
+@pytest.mark.parametrize("memory", [1 << 20, 64 * GIB])
+def test_any_machine_has_a_plan(bundle, cpus, quota, memory):
+    machine = Machine(cpus, quota, memory, NumaNodes({}))
+    plan = resolve(RuntimeConfig(), machine, bundle)
+    assert 1 <= plan.threads <= min(len(set(cpus.values())), quota or 1024)
+    shared = resolve(RuntimeConfig(kv_memory="50%"), machine, bundle)
+    assert shared.kv_tokens >= shared.context
 
 
 def test_a_float_model_has_a_plan_too(bundle):

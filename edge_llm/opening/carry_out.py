@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from dataclasses import replace
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple
 from edge_llm.config import STATIC
 from edge_llm.devices.base import Device, Watch
 from edge_llm.errors import DeviceError, DeviceLost, OutOfMemory
+from edge_llm.files import shown
 from edge_llm.models.rope import RopeTables
 from edge_llm.opening.begin import begin, say
 from edge_llm.opening.plan import Plan, refused
-from edge_llm.progress import StageProgress
+from edge_llm.progress import StageProgress, byte_size
 from edge_llm.resources import free_memory
 from edge_llm.runner.base import Runner
 from edge_llm.runner.runner import Int8Runner
@@ -37,7 +39,7 @@ class Opened(NamedTuple):
 def open_runner(plan: Plan, progress: StageProgress | None = None, watch: Watch | None = None) -> Runner[Any]:
     """The runner of ``plan`` alone, in a process that is bound to its CPUs; ``watch`` sees every operation.
 
-    Where `auto` chose a card that refuses now, on the host, which is said.  Raises `CorruptBundle`, `DeviceError`.
+    Where `auto` chose a card that refuses now, on the host, which is said.  Raises `CorruptBundle`, `DeviceError`, `OutOfMemory`.
     """
     begin(plan.cpus, plan.notices)
     return _opened(plan, progress, watch).runner
@@ -46,7 +48,7 @@ def open_runner(plan: Plan, progress: StageProgress | None = None, watch: Watch 
 def open_runners(plan: Plan, progress: StageProgress | None = None) -> Opened:
     """The runners of ``plan`` and of its draft model, after `begin`; any thread may call it.
 
-    Raises `CorruptBundle`, `DeviceError`.
+    Raises `CorruptBundle`, `DeviceError`, `OutOfMemory`.
     """
     opened = _opened(plan, progress)
     return opened if opened.plan.draft is None else opened._replace(draft=make_runner(opened.plan.draft))
@@ -55,14 +57,28 @@ def open_runners(plan: Plan, progress: StageProgress | None = None) -> Opened:
 def _opened(plan: Plan, progress: StageProgress | None = None, watch: Watch | None = None) -> Opened:
     """The runner of ``plan``, or of the one that takes its place."""
     try:
-        return Opened(plan, make_runner(plan, progress, watch))
+        return Opened(plan, _with_memory(plan, progress, watch))
     except DeviceError as error:
         if not plan.may_move:
             raise
         host = plan.on_host(refused(plan.site.device, error))
     gc.collect()  # what the card was given so far
     say(host.notices)
-    return Opened(host, make_runner(host, progress, watch))
+    return Opened(host, _with_memory(host, progress, watch))
+
+
+def _with_memory(plan: Plan, progress: StageProgress | None, watch: Watch | None) -> Runner[Any]:
+    """The runner of ``plan``.  Raises `OutOfMemory` where the system gives less than it takes."""
+    runner = None
+    with contextlib.suppress(MemoryError):  # what it would hold of weights must go before anything is said
+        runner = make_runner(plan, progress, watch)
+    if runner is None:
+        needs = ", ".join(f"{words} {byte_size(count)}" for words, count in plan.memory.parts)
+        raise OutOfMemory(
+            f"there is not enough memory for `{shown(plan.name)}` ({needs}); free some, allow the process more, or try a "
+            "smaller --ctx, --kv-memory or --memory"
+        )
+    return runner
 
 
 def make_runner(plan: Plan, progress: StageProgress | None = None, watch: Watch | None = None) -> Runner[Any]:
@@ -119,8 +135,4 @@ def _check_room(plan: Plan) -> None:
     """Raise `OutOfMemory` unless the weights fit into the host's free memory: the system would kill us for trying."""
     needed, free = plan.weights.host.held_bytes, free_memory()
     if needed > free:
-        raise OutOfMemory(f"the weights take {_mebibytes(needed)} and the host has {_mebibytes(free)} free; try --memory 50%")
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB"
+        raise OutOfMemory(f"the weights take {byte_size(needed)} and the host has {byte_size(free)} free; try --memory 50%")

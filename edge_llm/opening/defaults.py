@@ -11,6 +11,7 @@ from edge_llm.errors import UsageError
 from edge_llm.opening.budgets import check_sizes
 from edge_llm.opening.cpus import on_chosen_cpus
 from edge_llm.opening.machine import Machine
+from edge_llm.runner.order import check_policy
 from edge_llm.subgraphs.placement import choose_placement
 
 
@@ -19,6 +20,7 @@ def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine)
 
     Raises `UsageError` for an unknown device, and for options that contradict each other, the model or the machine.
     """
+    check_policy(options.policy)
     (device, reason), here = _device(options, machine), on_chosen_cpus(machine, options.cpus, options.numa)
     context = options.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
@@ -35,7 +37,8 @@ def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine)
 
 
 def check_options(options: RuntimeConfig, machine: Machine) -> None:
-    """Raise `UsageError` for a device, CPUs or sizes with which no model can be opened on ``machine``."""
+    """Raise `UsageError` for a policy, a device, CPUs or sizes with which no model can be opened on ``machine``."""
+    check_policy(options.policy)
     _device(options, machine)
     on_chosen_cpus(machine, options.cpus, options.numa)
     check_sizes(options)

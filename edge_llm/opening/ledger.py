@@ -29,6 +29,11 @@ class MemoryNeeds:
         """Bytes of main memory."""
         return self.weights + self.pages + self.work
 
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """What takes main memory, in words, and its bytes."""
+        return (("weights", self.weights), ("keys and values", self.pages), ("activations", self.work))
+
     def __add__(self, other: MemoryNeeds) -> MemoryNeeds:
         return MemoryNeeds(
             self.weights + other.weights, self.pages + other.pages, self.work + other.work, self.card + other.card

@@ -220,5 +220,5 @@ def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sum_of(memory: Mapping[str, int]) -> str:
-    parts = {"weights": "weights", "pages": "keys and values", "work": "activations"}
-    return f"{byte_size(memory['main'])}: " + ", ".join(f"{words} {byte_size(memory[name])}" for name, words in parts.items())
+    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"])
+    return f"{byte_size(needs.main)}: " + ", ".join(f"{words} {byte_size(count)}" for words, count in needs.parts)

@@ -5,7 +5,9 @@ A device is found, not used: threads begin when it opens a model.  An Ascend car
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import ACTIVATIONS, AUTO, ROW, STATIC, RuntimeConfig
@@ -214,8 +216,13 @@ def _draft_plan(options: RuntimeConfig, machine: Machine, target: Bundle, draft:
 
     Raises `UsageError` for one whose tokens are not the target's.
     """
-    if (draft.folder / "tokenizer.json").read_bytes() != (target.folder / "tokenizer.json").read_bytes():
+    if _tokenizer_file(draft) != _tokenizer_file(target):
         raise UsageError(f"the draft model `{options.draft}` has another tokenizer than the model it would help", param="draft")
     context = min(draft.config.context, options.context or draft.config.context)
     alone = replace(options, memory=None, context=context, draft="none", activations=AUTO)
     return _resolved(_host_options(alone, "a draft model runs there"), machine, draft)
+
+
+def _tokenizer_file(bundle: Bundle) -> Mapping[str, Any] | None:
+    """Size and checksum of the tokenizer, as the manifest has them; None where there is none."""
+    return next((dict(file) for file in bundle.manifest["files"] if file["name"] == "tokenizer.json"), None)

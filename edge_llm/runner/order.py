@@ -24,8 +24,11 @@ def choose_policy(name: str, lanes: Sequence[str]) -> scheduler.Policy:
 
     Raises `UsageError` for an unknown name.
     """
-    if name == AUTO:
-        return POLICIES["feed" if len(lanes) > 1 else "in-order"]
-    if name not in POLICIES:
+    check_policy(name)
+    return POLICIES[name] if name != AUTO else POLICIES["feed" if len(lanes) > 1 else "in-order"]
+
+
+def check_policy(name: str) -> None:
+    """Raise `UsageError` for the ``name`` of no policy."""
+    if name != AUTO and name not in POLICIES:
         raise UsageError(f"unknown policy `{name}`; choose one of: {', '.join((AUTO, *POLICIES))}", param="policy")
-    return POLICIES[name]
