@@ -39,7 +39,9 @@ class Opened(NamedTuple):
 def open_runner(plan: Plan, progress: StageProgress | None = None, watch: Watch | None = None) -> Runner[Any]:
     """The runner of ``plan`` alone, in a process that is bound to its CPUs; ``watch`` sees every operation.
 
-    Where `auto` chose a card that refuses now, on the host, which is said.  Raises `CorruptBundle`, `DeviceError`, `OutOfMemory`.
+    Where `auto` chose a card that refuses now, on the host, which is said.
+
+    Raises `CorruptBundle`, `DeviceError`, `OutOfMemory`.
     """
     begin(plan.cpus, plan.notices)
     return _opened(plan, progress, watch).runner

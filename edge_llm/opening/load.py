@@ -68,7 +68,7 @@ def _draft_bundle(name: str) -> Bundle | None:
 def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: float | None = None) -> Engine:
     """Carry out ``plan``; loading counts from ``started`` (`time.perf_counter`), or from now.
 
-    Raises `CorruptBundle`, `DeviceError` for a device that was asked for and refuses now.
+    Raises `CorruptBundle`, `DeviceError` for a device that was asked for and refuses now, `OutOfMemory`.
     """
     started = time.perf_counter() if started is None else started
     begin(plan.cpus, plan.notices)
