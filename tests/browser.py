@@ -149,6 +149,8 @@ class Tab:
         self.target = target
         self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.complaints = []
+        self.said = []
+        """What the page wrote to the console as an error."""
         self.requests = []
         browser.tabs[self._session] = self
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -161,6 +163,8 @@ class Tab:
         if event == "Runtime.exceptionThrown":
             details = found["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description") or details["text"])
+        elif event == "Runtime.consoleAPICalled" and found["type"] == "error":
+            self.said += [one.get("description") or str(one.get("value")) for one in found["args"]]
         elif event == "Log.entryAdded" and found["entry"]["level"] == "error":
             self.complaints.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
         elif event == "Network.requestWillBeSent":
@@ -182,6 +186,7 @@ class Tab:
         self._run_out()
         self.requests.clear()
         self.complaints.clear()
+        self.said.clear()
         self.call("Page.navigate", url=url)
         self.wait(f"location.href.startsWith({json.dumps(url)}) && document.body?.classList.contains('ready')")
 
@@ -213,9 +218,13 @@ class Tab:
         """What ``code`` gives when it is true of the page, which looks itself."""
         until = time.monotonic() + seconds
         while not (found := self._try(_LOOK % (code, SLICE_MS))):
-            assert time.monotonic() < until, f"never true: {code}\n{self.complaints}\n{self._try('document.body.innerText')}"
+            assert time.monotonic() < until, f"never true: {code}\n{self._seen()}"
             time.sleep(0.01)  # a page that comes has not been there to look
         return found[0]
+
+    def _seen(self):
+        """What a person who looks for the reason wants to know."""
+        return "\n".join((*self.complaints, *self.said, str(self._try("document.body.innerText"))))
 
     def _try(self, code):
         found = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)

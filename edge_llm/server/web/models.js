@@ -30,21 +30,22 @@ export class Models extends EventTarget {
     return named(chat?.model) ?? named(kept.read("model")) ?? first(state => state === "loaded") ?? first(state => state !== "failed") ?? this.list[0];
   }
 
-  /** The same, loaded if it can be asked to be, so that it is known how it samples; `told` hears how far that is. */
+  /** The same, of the moment when it is asked, loaded if it can be asked to be, so that it is known how it samples; `told` hears how far that is. */
   async chosen(chat, signal, told) {
+    const asked = this.of(chat)?.id, found = () => this.list.find(model => model.id === asked) ?? this.of(chat);
     if (this.list.length !== 1 || !this.of(chat).sampling) await this.refresh();  // of several, one may have been unloaded
     if (!this.whole) throw new Problem("The server has no model. `edge-llm import` brings one.");
-    const model = this.of(chat), state = stateOf(model);
-    if (["unloaded", "sleeping"].includes(state) || (state === "loading" && this.list.length > 1)) await this.#load(model, chat, signal, told);
-    return this.of(chat);
+    const model = found(), state = stateOf(model);
+    if (["unloaded", "sleeping"].includes(state) || (state === "loading" && this.list.length > 1)) await this.#load(found, signal, told);
+    return found();
   }
 
-  async #load(model, chat, signal, told) {
-    const look = async () => { await this.refresh().catch(() => {}); told(partOf(this.of(chat))); };
+  async #load(found, signal, told) {
+    const look = async () => { await this.refresh().catch(() => {}); told(partOf(found())); };
     const timer = setInterval(look, 1000);
     told(0);
     try {
-      await call("models/load", {body: {model: model.id}, signal});
+      await call("models/load", {body: {model: found().id}, signal});
     } catch (problem) {
       if (problem.status !== 404 && problem.status !== 405) throw problem;  // a server that loads with the question alone
     } finally {
