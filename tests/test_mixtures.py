@@ -17,6 +17,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
+from edge_llm.devices.base import WatchedOp
 from edge_llm.errors import DeviceError, NumericError, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.description import decode_description, encode_description, model_record
@@ -32,6 +33,7 @@ from edge_llm.operations.base import NUMPY, Gain
 from edge_llm.operations.experts import Experts
 from edge_llm.operations.router import Router
 from edge_llm.runner.base import Segment
+from edge_llm.runner.work import work_of
 from edge_llm.sources import open_source
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
@@ -305,3 +307,17 @@ def test_experts_in_mxfp4_are_the_floats_that_they_stand_for(tmp_path):
         assert all(np.array_equal(mine.read(name), theirs.read(name)) for name in theirs.names())
     with open_bundle(import_model(other, target=tmp_path / "bundle")) as opened:
         assert "quantization_config" not in json.loads(opened.read_file("config.json"))
+
+
+@only(["olmoe"])
+def test_work_is_that_of_the_experts_that_rows_need(bundle):
+    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128), 100)
+    layer, weights = bundle.decoder.layers[0], runner.model.weights.use(0)
+    mixture = layer.operations[-1]
+    ((part, op),) = mixture.host_parts(layer, None)
+    watched = WatchedOp(part, op, weights, None, slice(0, 1))
+    each = sum(weights.linears[f"experts.0.{name}"].nbytes for name in ("gate_up", "down"))
+    for rows in (1, 2, 90):
+        operations, nbytes = work_of(watched, np.zeros(rows, np.int32))
+        assert operations == rows * mixture.used * 2 * 3 * mixture.columns * mixture.width
+        assert nbytes == min(rows * mixture.used, mixture.count) * each

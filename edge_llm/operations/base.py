@@ -190,6 +190,11 @@ class Runnable:
         """Those that it multiplies its input with."""
         return ()
 
+    @property
+    def share(self) -> float:
+        """Of the weights of its linears, how much a row is multiplied with."""
+        return 1.0
+
     def op_widths(self, op: Op) -> dict[str, int]:
         """Values per row of the buffers that ``op``, a call of this, writes."""
         raise NotImplementedError

@@ -84,6 +84,10 @@ class Experts(Operation):
         """Experts that a row goes to."""
         return self.router.used
 
+    @property
+    def share(self) -> float:
+        return self.used / self.count
+
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
         """Of every expert gate and up in one, then down."""

@@ -18,8 +18,11 @@ from edge_llm.weights.base import Weights
 
 LINEARS = ("linear", "linear_glu")
 """Operations that are a product first of all."""
-_FLOATS = ("rms_norm", "layer_norm", "head_norms", "glu", "activate")
-_KINDS = {**dict.fromkeys(LINEARS, PRODUCTS), "attention": ATTENTION, "rope_append": KEYS, **dict.fromkeys(_FLOATS, NORMS)}
+EXPERTS = "experts"
+"""An operation of many products, of which a row needs some."""
+_FLOATS = ("rms_norm", "layer_norm", "head_norms", "glu", "activate", "row_gate")
+_PRODUCTS = dict.fromkeys((*LINEARS, EXPERTS), PRODUCTS)
+_KINDS = {**_PRODUCTS, "attention": ATTENTION, "rope_append": KEYS, **dict.fromkeys(_FLOATS, NORMS)}
 _HEAD = "head"
 """The part that multiplies the output matrix."""
 EVERY = 8
@@ -29,10 +32,18 @@ KEPT = 32
 
 
 def work_of(one: WatchedOp, positions: np.ndarray) -> tuple[int, int]:
-    """INT8 operations and bytes of an operation for rows at ``positions``, where these are what it is made of."""
+    """INT8 operations and bytes of an operation for rows at ``positions``, where these are what it is made of.
+
+    Of experts they are those of as many as the rows need at most.
+    """
     if one.op.kind in LINEARS:
         linear = one.weights.linears[one.op.linear.name]
         return 2 * len(positions) * linear.rows * linear.columns, linear.nbytes
+    if one.op.kind == EXPERTS:
+        weights = [one.weights.linears[linear.name] for linear in one.op.of.linears]
+        needed = len(positions) * one.op.of.share
+        operations = sum(2 * weight.rows * weight.columns for weight in weights) * needed
+        return round(operations), round(sum(weight.nbytes for weight in weights) * min(1.0, needed))
     if one.op.kind == "attention" and one.pages is not None:
         slots = one.pages.k.shape[0] * one.pages.k.shape[2]
         return 0, int((positions + 1).sum()) * one.pages.nbytes // slots
