@@ -207,6 +207,9 @@ def test_a_gap_is_filled_as_in_a_completion(http, engine, monkeypatch):
     """HTTP | ollama | `suffix` is filled in the model's own tokens, as in `/v1/completions`, streamed or not."""
     marks = tuple(text for text in engine.tokenizer.special_texts if text != engine.tokenizer.bos_text)[:3]
     monkeypatch.setattr("edge_llm.text.infill._MARKS", (marks,))
+    shown = http.post("/api/show", json={"model": "builtin"}).json()
+    assert "insert" in shown["capabilities"] and shown["template"].startswith("{# .Suffix #}")
+    assert ChatTemplate(shown["template"]).render(ASK) == ChatTemplate(engine.template.source).render(ASK)
     body = {"prompt": "Once upon", "suffix": " boat."}
     whole = generate(http, **body)
     theirs = http.post("/v1/completions", json=body | {"temperature": 0, "max_tokens": GREEDY["num_predict"]}).json()

@@ -31,7 +31,9 @@ from edge_llm.server.page import page
 from edge_llm.server.pool import ModelStatus
 from edge_llm.server.schemas import ignored_header
 from edge_llm.talk.wish import Wish
+from edge_llm.text.infill import infill_tokens
 from edge_llm.text.template_files import DEFAULT_TEMPLATE, read_templates
+from edge_llm.text.tokenizer import Tokenizer
 
 SPOKEN_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients look whether it is new enough for them."""
@@ -169,18 +171,32 @@ def _loaded(model: ModelStatus, known: _Known) -> dict[str, Any]:
 
 def _shown(model: ModelStatus) -> dict[str, Any]:
     known = _known(model)
+    fills = _fills_gaps(model, known)
     parameters = [f"{name:<30} {value}" for name, value in (known.sampling or {}).items() if isinstance(value, int | float)]
     return {
         "license": "",
         "modelfile": f"# imported by edge-llm\nFROM {model.names[0]}\n",
         "parameters": "\n".join(parameters),
-        "template": known.template,
+        "template": (_SUFFIX if fills else "") + known.template,
         "system": "",
         "details": _details(known),
         "model_info": _info(known),
-        "capabilities": _capabilities(known),
+        "capabilities": [*_capabilities(known), *(["insert"] if fills else [])],
         "modified_at": written(known.modified or time.time()),
     }
+
+
+_SUFFIX = "{# .Suffix #}"
+"""A comment before the template of a model that fills gaps: Continue looks whether Ollama's word for that is there."""
+
+
+def _fills_gaps(model: ModelStatus, known: _Known) -> bool:
+    """Whether its tokenizer has tokens for `suffix`."""
+    if model.host is not None and model.host.ready:
+        return infill_tokens(model.host.engine.tokenizer) is not None
+    if known.config is None:
+        return False
+    return infill_tokens(Tokenizer.from_folder(find_bundle(model.names[0]), known.config.vocab_size)) is not None
 
 
 def _capabilities(known: _Known) -> list[str]:
