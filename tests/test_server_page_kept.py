@@ -221,6 +221,17 @@ def test_an_answer_that_cannot_be_kept_is_shown_and_said(service, tab):
     assert shown(tab) == [("user", "one"), ("assistant", "Hello")]
 
 
+def test_an_answer_ends_though_the_database_does_not_answer(service, tab):
+    """HTTP | page | A database that hangs: the answer ends all the same, and the next question can be typed."""
+    stream = begun(tab, service, 1, "one", "Hel")
+    tab.run("Object.defineProperty(IDBTransaction.prototype, 'oncomplete', {set() {}}); null")
+    stream.put(Delta("lo", (1,)))
+    stream.put(end())
+    tab.wait(f"{IDLE} && !document.querySelector('#send').classList.contains('stop')")
+    tab.reload()
+    assert shown(tab) == [("user", "one"), ("assistant", "Hello")]
+
+
 CLOSED = """
 for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
   Object.defineProperty(window, name, {get() { throw new DOMException("closed", "SecurityError"); }});

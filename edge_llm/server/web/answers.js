@@ -6,6 +6,7 @@ import {halves} from "./store.js";
 import {wireMessages} from "./tree.js";
 
 const SAVE_MS = 700;
+const SLOW_MS = 2000;  // for which the end of an answer waits for the database
 const LONGEST_WAIT = 900;  // seconds for which a server that loads or is busy is asked again
 
 const loading = part => `The model is loading${part ? `: ${Math.round(part * 100)} %` : ""}`;
@@ -51,11 +52,11 @@ export class Answers {
     this.#runs.set(chat.id, run);
     Object.assign(message, {state: "waiting", error: null, $progress: null, $note: null, $since: Date.now()});
     this.changed(chat, message);
-    run.whole = this.#write(run, path).finally(release);
+    run.whole = this.#write(run, path, release);
     return run.whole;
   }
 
-  async #write(run, path) {
+  async #write(run, path, release) {
     const {chat, message} = run;
     try {
       await this.#persist(run, path);
@@ -64,9 +65,10 @@ export class Answers {
       this.#fail(run, error);
     }
     delete message.figures?.stopped;
-    const kept = await this.#save(run);
-    if (kept) halves.drop(message.id);
-    else halves.keep(message);
+    halves.keep(message);
+    const saved = this.#save(run).then(kept => { if (kept) halves.drop(message.id); return kept; });
+    saved.finally(release);
+    const kept = await Promise.race([saved, new Promise(resolve => setTimeout(resolve, SLOW_MS, true))]);
     this.#runs.delete(chat.id);
     this.ended(chat, message, kept);
   }
