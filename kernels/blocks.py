@@ -36,7 +36,7 @@ def lay_out(raw: U8, kind: BlockKind, n: int, k: int, pool: ThreadPool) -> U8:
 
 
 def rows_of(panels: U8, kind: BlockKind, k: int, rows: I64, pool: ThreadPool) -> F32:
-    """The values [M, K] of ``rows`` of ``panels``, as ggml has them."""
+    """The values [M, K] of ``rows`` of ``panels``, as ggml has them; MXFP4's smallest exponent, of 2^-128, makes them 0."""
     return _native.block_rows(panels, kind.number, k, rows, pool)
 
 

@@ -16,6 +16,7 @@ from block_files import config, in_types, mixed, write_blocks
 from gguf_files import floats, gguf_bytes, model_pairs, model_tensors, tokenizer_pairs
 from model_files import random_tensors
 
+from edge_llm.cli.bring import _names
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert import in_memory
@@ -23,8 +24,10 @@ from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.in_memory import room_in_memory
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.manifest import MANIFEST
 from edge_llm.opening.load import plan_of
-from edge_llm.paths import model_folders
+from edge_llm.paths import bundle_path, model_folders
+from edge_llm.sources.place import Place
 
 ASK = ("once upon", "-n", "4", "--temperature", "0")
 
@@ -141,6 +144,16 @@ sys.exit(run(sys.argv[1:]))
     assert [one.returncode for one in all_of] == [0, 0, 0], said
     assert said[0][0] == said[2][0] != said[1][0]
     assert len(names()) == 2 and names()[0] == "tiny" and names()[1].startswith("tiny-")
+
+
+def test_names_that_are_taken_by_what_cannot_be_read_are_told_with_the_way_out(file, capsys):
+    found = [import_model(file, target=bundle_path(name)) for name in _names(Place(file))]
+    for folder in found:
+        (folder / MANIFEST).write_text("damaged")
+    code, _, told = answer(capsys, file, *ASK)
+    way_out = f"edge-llm rm {found[-1].name}"
+    assert code == 2 and f"`{way_out}`" in told
+    assert run([*way_out.split()[1:], "--yes"]) == 0 and answer(capsys, file, *ASK)[0] == 0
 
 
 def test_a_file_that_has_changed_is_laid_out_again(file, tmp_path, capsys):

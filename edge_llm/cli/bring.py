@@ -273,7 +273,14 @@ def _lay_out(model: str, file: Path | None, name: str) -> str:
 def _take(place: Place) -> str:
     """Lay out the GGUF file in blocks at ``place``, and return what it is called here."""
     names, older = _names(place), _older(place)
-    return _import(place, lambda: older or _free(place, names), overwrite=older is not None)
+    try:
+        return _import(place, lambda: older or _free(place, names), overwrite=older is not None)
+    except UsageError as error:
+        if error.param != "name":
+            raise
+        found = older or _free(place, names)
+        said = f"what is called `{found}` here cannot be read, or is another model: `edge-llm rm {found}` removes it"
+        raise UsageError(said, param="model") from None
 
 
 def _import(place: Place, name_of: Callable[[], str], *, overwrite: bool) -> str:
