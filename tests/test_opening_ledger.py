@@ -1,6 +1,7 @@
 """The ledger of memory: what the models of one process take together never exceeds what it may give."""
 
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -47,6 +48,43 @@ def test_without_limits_all_fit_and_are_known_by_name():
         assert ledger.claims == {"a": wanted(weights=1, pages=3, card=2).memory, "b": wanted(work=4).memory}
         assert ledger.taken == wanted(weights=1, pages=3, work=4, card=2).memory
     assert ledger.claims == {} and ledger.taken == MemoryNeeds()
+
+
+needs = st.builds(MemoryNeeds, *[st.integers(0, 2**40)] * 5)
+
+
+@given(needs, needs)
+def test_needs_add_up_part_by_part(one, another):
+    both = one + another
+    assert both.main == one.main + another.main == sum(count for _, count in both.parts)
+    assert both.card == one.card + another.card
+    assert both == another + one and one + MemoryNeeds() == one
+
+
+loads = st.lists(st.tuples(st.sampled_from("abc"), needs, st.booleans()), max_size=12)
+
+
+@given(loads, st.integers(0, 2**42), st.integers(0, 2**41))
+def test_a_model_that_fails_to_load_leaves_nothing(models, main, card):
+    """Whatever is loaded, fails or goes: what is taken is the sum of those that are there, by name, within both limits."""
+    ledger, there = Ledger(main, card), []
+    for name, memory, fails in models:
+        plan = Wanted(name, memory)
+        try:
+            with ExitStack() as loading:
+                claim = loading.enter_context(ledger.claim(plan))
+                if fails:
+                    raise KeyboardInterrupt
+                loading.pop_all()
+                there.append(claim)
+        except (OutOfMemory, KeyboardInterrupt):
+            assert all(one.name != name for one in there) or name in ledger.claims
+        assert ledger.taken == sum((one.needs for one in there), MemoryNeeds())
+        assert ledger.claims.keys() == {one.name for one in there}
+        assert ledger.taken.main <= main and ledger.taken.card <= card
+    for one in there:
+        one.release()
+    assert ledger.claims == {}
 
 
 @settings(max_examples=60, deadline=None)

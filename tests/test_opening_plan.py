@@ -18,6 +18,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.errors import DeviceError, EdgeLLMError, OutOfMemory, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import kv_bytes
+from edge_llm.models.rope import RopeTables
 from edge_llm.opening.auto_device import AutoDevice
 from edge_llm.opening.carry_out import open_runner
 from edge_llm.opening.ledger import Ledger
@@ -106,7 +107,16 @@ def test_sizes_become_bytes(bundle):
     assert plan.memory.weights <= plan.weights.budget
     assert plan.prefix_bytes == 3 << 20
     assert kv_bytes(bundle.decoder.attentions, plan.kv_tokens) == plan.memory.pages <= 8 * GIB // 10
-    assert plan.facts["memory"]["main"] == plan.memory.weights + plan.memory.pages + plan.memory.work
+    memory = plan.memory
+    assert plan.facts["memory"]["main"] == memory.weights + memory.pages + memory.work + memory.texts
+    assert sum(count for _, count in memory.parts) == memory.main
+    tables = RopeTables(plan.context)
+    ropes = {one.rope for one in bundle.decoder.attentions}
+    position_bytes = sum(table.nbytes for rope in ropes for table in tables[rope])
+    longer = resolve(options(context=256, chunk=32), MACHINE, bundle)
+    assert position_bytes == 128 * 4 * sum(rope.dim for rope in ropes)
+    assert longer.memory.work - resolve(options(), MACHINE, bundle).memory.work == position_bytes  # of 128 more
+    assert memory.texts >= (bundle.folder / "tokenizer.json").stat().st_size
 
 
 @pytest.mark.parametrize(

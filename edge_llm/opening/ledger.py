@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from edge_llm.errors import OutOfMemory
@@ -20,24 +20,26 @@ class MemoryNeeds:
     pages: int = 0
     """Keys and values in main memory, when all pages are in use."""
     work: int = 0
-    """Activations in main memory."""
+    """Activations in main memory, and the tables of positions."""
     card: int = 0
     """All that lies in the memory of a card."""
+    texts: int = 0
+    """The tokenizer in main memory, about."""
 
     @property
     def main(self) -> int:
         """Bytes of main memory."""
-        return self.weights + self.pages + self.work
+        return self.weights + self.pages + self.work + self.texts
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
         """What takes main memory, in words, and its bytes."""
-        return (("weights", self.weights), ("keys and values", self.pages), ("activations", self.work))
+        first = ("weights", self.weights), ("keys and values", self.pages)
+        return *first, ("activations", self.work), ("tokenizer", self.texts)
 
     def __add__(self, other: MemoryNeeds) -> MemoryNeeds:
-        return MemoryNeeds(
-            self.weights + other.weights, self.pages + other.pages, self.work + other.work, self.card + other.card
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return MemoryNeeds(*(one + another for one, another in pairs))
 
 
 class Planned(Protocol):

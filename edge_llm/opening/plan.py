@@ -220,5 +220,5 @@ def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sum_of(memory: Mapping[str, int]) -> str:
-    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"])
+    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"], texts=memory["texts"])
     return f"{byte_size(needs.main)}: " + ", ".join(f"{words} {byte_size(count)}" for words, count in needs.parts)

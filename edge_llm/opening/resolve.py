@@ -32,6 +32,8 @@ from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory, plan_sta
 
 PROCESS_BYTES = 42 << 20
 """Memory of a process without a model: Python, NumPy, the tokenizer."""
+TOKENIZER_GROWTH = 9
+"""A tokenizer in memory takes up to so many times the bytes of its file: 8.5 with 49,152 tokens, 7.1 with 262,144."""
 
 
 def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bundle | None = None) -> Plan:
@@ -96,9 +98,21 @@ def _int8_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle, stored:
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then
-    memory = MemoryNeeds(weights.host.held_bytes, 0 if alone else pages, 0 if alone else work, card)
+    beside = _position_bytes(decoder, options.context) + (0 if alone else work)
+    memory = MemoryNeeds(weights.host.held_bytes, 0 if alone else pages, beside, card, _texts_bytes(bundle))
     site, found = Site.of(runtime, device), sizes(bundle)
     return Plan(bundle, machine, options, runtime, site, room, weights, found, memory, budgets.disk, device=device)
+
+
+def _position_bytes(decoder: Decoder, positions: int) -> int:
+    """Bytes of the tables of so many ``positions``: float32 cosines and sines, for every rotation that layers have."""
+    return sum(4 * rope.dim for rope in {one.rope for one in decoder.attentions}) * positions
+
+
+def _texts_bytes(bundle: Bundle) -> int:
+    """About what the tokenizer takes in memory."""
+    file = _tokenizer_file(bundle)
+    return 0 if file is None else TOKENIZER_GROWTH * int(file["bytes"])
 
 
 def _check_pages(most: int, options: RuntimeConfig, decoder: Decoder) -> None:
@@ -207,7 +221,7 @@ def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Pla
     layers = tuple(range(len(bundle.decoder.layers)))
     weights = WeightsPlan(found.nbytes, None, MemoryPlan(found.nbytes, layers, (), 0, 0, found.nbytes, 0))
     pages = sum(8 * one.kv_size for one in bundle.decoder.attentions) * options.context
-    memory = MemoryNeeds(found.nbytes, pages)
+    memory = MemoryNeeds(found.nbytes, pages, _position_bytes(bundle.decoder, options.context), texts=_texts_bytes(bundle))
     return Plan(bundle, machine, options, options, FLOAT_SITE, room, weights, found, memory)
 
 
