@@ -52,6 +52,7 @@ REASONS = (
     ("unit/test_compat_gcp.py", "Vertex AI's route: not here"),
     ("unit/test_ctx_shift.py::test_ctx_shift_enabled", "a context that shifts: not here (it changes what the model has read)"),
     ("unit/test_metrics.py", "metrics that are off by default"),
+    ("unit/test_basic.py::test_no_ui", "`/` is the page for browsers alone: others get Ollama's word"),
     ("unit/test_basic.py", "flags of llama-server without a counterpart"),
     ("unit/test_compat_anthropic.py", "models that see images or think: not stories260k"),
     ("unit/test_chat_completion.py::test_chat_template", _CONTINUED),
