@@ -53,7 +53,7 @@ class ScriptedShelf:
         self.loads.append(name)
         progress("weights", 1, 4)
         if name in self.gates:
-            self.gates[name].wait(60)
+            self.gates[name].wait(300)
             progress("weights", 4, 4)
         if name == "broken":
             raise CorruptBundle("this bundle is broken")
@@ -79,12 +79,16 @@ def said(client, name, **more):
     return found.json()["choices"][0]["message"]["content"]
 
 
-def streamed(client, name):
-    """What the model ``name`` says in a stream, and whether a comment was among the events."""
+def streamed(client, name, on_comment=lambda: None):
+    """What the model ``name`` says in a stream; ``on_comment`` is called for each comment among the events."""
+    data = []
     with client.stream("POST", "/v1/chat/completions", json=ASK | {"model": name, "stream": True}) as reply:
-        lines = list(reply.iter_lines())
-    data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    return "".join(one["choices"][0]["delta"].get("content") or "" for one in data), any(line[:1] == ":" for line in lines)
+        for line in reply.iter_lines():
+            if line[:1] == ":":
+                on_comment()
+            if line.startswith("data: {"):
+                data.append(json.loads(line[6:]))
+    return "".join(one["choices"][0]["delta"].get("content") or "" for one in data)
 
 
 def states(client):
@@ -93,7 +97,7 @@ def states(client):
 
 def until(state):
     """Wait for what ``state`` tells."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not state():
         assert time.monotonic() < end, "it never comes"
         time.sleep(0.005)
@@ -184,35 +188,39 @@ def test_requests_wait_while_a_model_loads(shelf, monkeypatch):
     monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.05)
     gate = shelf.gates["a"] = threading.Event()
     with client_of(pool_of(shelf)) as client, ThreadPoolExecutor(4) as others:
-        streams = [others.submit(streamed, client, "a") for _ in range(2)]
+        waited = [threading.Event() for _ in range(2)]
+        streams = [others.submit(streamed, client, "a", event.set) for event in waited]
         whole = others.submit(said, client, "a")
         until(lambda: states(client)["a"] == "loading")
         assert client.get("/v1/models/a").json()["status"]["progress"] == {"stage": "weights", "done": 1, "total": 4}
         assert said(client, "b").startswith("I am b ")  # nobody else is held up
-        time.sleep(0.2)
+        assert all(event.wait(120) for event in waited)
         gate.set()
         assert whole.result().startswith("I am a ")
-        assert [stream.result() for stream in streams] == [(whole.result(), True)] * 2
+        assert [stream.result() for stream in streams] == [whole.result()] * 2
         assert shelf.loads == ["a", "b"]
 
 
 def test_a_wait_has_an_end(shelf, monkeypatch):
     """HTTP | models | A request that has waited long for its model is 503 with the progress and Retry-After."""
-    monkeypatch.setattr(limits, "LOAD_SECONDS", 0.1)
     gate = shelf.gates["a"] = threading.Event()
-    with client_of(pool_of(shelf)) as client:
+    with client_of(pool_of(shelf)) as client, ThreadPoolExecutor(1) as others:
+        first = others.submit(said, client, "a")
+        until(lambda: "progress" in (status := client.get("/v1/models/a").json()["status"]) and status["progress"]["done"])
+        monkeypatch.setattr(limits, "LOAD_SECONDS", 0.1)
         found = client.post("/v1/chat/completions", json=ASK | {"model": "a"})
         gate.set()
         assert found.status_code == 503 and "retry-after" in found.headers
         assert "`a` is still loading (weights 25%)" in found.json()["error"]["message"]
+        assert first.result().startswith("I am a ")
 
 
 def test_a_late_stream_tells_its_error_in_the_stream(shelf, monkeypatch):
     monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.02)
     gate = shelf.gates["broken"] = threading.Event()
     with client_of(pool_of(shelf)) as client:
-        threading.Timer(0.2, gate.set).start()
         with client.stream("POST", "/v1/chat/completions", json=ASK | {"model": "broken", "stream": True}) as reply:
+            gate.set()  # it has begun
             lines = [line for line in reply.iter_lines() if line and line[0] != ":"]
         assert json.loads(lines[0][6:])["error"]["code"] == "corrupt_bundle"
         assert lines[1:] == ["data: [DONE]"]
@@ -283,7 +291,7 @@ def test_a_client_that_leaves_while_loading_costs_nobody_anything(shelf):
         until(lambda: shelf.loads == ["b"])
         for _ in range(3):
             with pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/chat/completions", json=ASK | {"model": "a"}, timeout=0.2)
+                client.post("/v1/chat/completions", json=ASK | {"model": "a"}, timeout=httpx.Timeout(60, read=0.2))
         until(lambda: states(client)["a"] == "unloaded")
         gate.set()
         assert waiting.result().startswith("I am b ")
@@ -296,7 +304,7 @@ def test_streams_over_more_models_than_fit(engine, streams, names):
     shelf = ScriptedShelf(engine, names)
     with client_of(pool_of(shelf)) as client, ThreadPoolExecutor(streams) as others:
         asked = [names[number % len(names)] for number in range(streams)]
-        found = list(others.map(lambda name: streamed(client, name)[0], asked))
+        found = list(others.map(lambda name: streamed(client, name), asked))
         assert found == [f"I am {name} and nobody else, whatever you think of it." for name in asked]
 
 

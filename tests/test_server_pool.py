@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from edge_llm.config import RuntimeConfig
 from edge_llm.errors import CorruptBundle, EdgeLLMError, ModelNotFound
+from edge_llm.opening.budgets import card_budget
 from edge_llm.opening.ledger import Ledger, MemoryNeeds
 from edge_llm.server.host import ModelHost
 from edge_llm.server.lending import _Lent, give_back, lent_name
@@ -144,6 +146,19 @@ def test_who_waits_for_room_and_leaves_keeps_no_model_for_ever():
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await settled(lambda: ledger.taken.main == 0)
+
+    asyncio.run(run())
+
+
+def test_models_on_a_card_share_its_memory(monkeypatch):
+    monkeypatch.setattr(StubShelf, "plan", lambda _, name: SizedModel(name, MemoryNeeds(weights=1, card=SIZES[name])))
+
+    async def run():
+        pool = OnDemandPool(StubShelf(), Ledger(main=1000, card=card_budget(RuntimeConfig(card_memory="240"))))
+        for name in "abc":
+            async with pool.lease(name):
+                pass
+        assert loaded(pool) == {"c"}  # which has no room beside any of the others
 
     asyncio.run(run())
 

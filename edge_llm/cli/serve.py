@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -135,7 +136,7 @@ def _every_model(
     journal: Callable[[str], None],
 ) -> tuple[list[str], ModelPool, LoadModel | None]:
     """Names, pool and loader of all models, none of which is loaded at first."""
-    from edge_llm.opening.budgets import models_budget
+    from edge_llm.opening.budgets import card_budget, models_budget
     from edge_llm.opening.defaults import check_options
     from edge_llm.opening.ledger import Ledger
     from edge_llm.opening.machine import this_machine
@@ -148,8 +149,10 @@ def _every_model(
         raise UsageError("--alias is another name for one model; give MODEL", param="aliases")
     check_options(runtime, this_machine())  # what no model can mend is said before one is asked for
     seconds = keep_alive_seconds(keep_alive or KEEP_ALIVE, "--keep-alive")
-    ledger = Ledger(main=models_budget(models_memory or MODELS_MEMORY))
-    return [EVERY_MODEL], OnDemandPool(ImportedModels(opener, runtime), ledger, keep_alive=seconds, journal=journal), None
+    ledger = Ledger(main=models_budget(models_memory or MODELS_MEMORY), card=card_budget(runtime))
+    shelf = ImportedModels(opener, runtime)
+    threading.Thread(target=shelf.learn_sizes, name="sizes", daemon=True).start()
+    return [EVERY_MODEL], OnDemandPool(shelf, ledger, keep_alive=seconds, journal=journal), None
 
 
 def _say_it_stays(keep_alive: str | None, models_memory: str | None) -> None:

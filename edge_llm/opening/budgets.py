@@ -31,7 +31,7 @@ def read_budgets(options: RuntimeConfig, memory: int, weights: int) -> Budgets:
     return Budgets(
         None if options.memory is None else parse_memory(options.memory, weights),
         None if options.kv_memory is None else parse_memory(options.kv_memory, memory, "kv_memory", of="main memory"),
-        None if options.card_memory is None else parse_memory(options.card_memory, None, "card_memory"),
+        card_budget(options),
         parse_disk(options.prefix_cache or "0"),
     )
 
@@ -39,6 +39,14 @@ def read_budgets(options: RuntimeConfig, memory: int, weights: int) -> Budgets:
 def check_sizes(options: RuntimeConfig) -> None:
     """Raise `UsageError` for sizes of ``options`` that are none, whatever the model and the machine."""
     read_budgets(options, MAX_BYTES, MAX_BYTES)
+
+
+def card_budget(options: RuntimeConfig) -> int | None:
+    """Bytes of a card's memory that a model may take, and all models of a process together; None where ``options`` do not say.
+
+    Raises `UsageError` for what is no size.
+    """
+    return None if options.card_memory is None else parse_memory(options.card_memory, None, "card_memory")
 
 
 def models_budget(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -9,7 +10,7 @@ from difflib import get_close_matches
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.contract import Service
 from edge_llm.engine.engine import Engine
-from edge_llm.errors import ModelNotFound
+from edge_llm.errors import EdgeLLMError, ModelNotFound
 from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST
@@ -56,6 +57,12 @@ class ImportedModels:
         if known is None or known[0] != made:
             known = self._sizes[name] = (made, SizedModel(name, plan_of(name, self._runtime_of(name)).memory))
         return known[1]
+
+    def learn_sizes(self) -> None:
+        """Plan every model: each takes a moment, which the first list of them need not wait for then."""
+        for name in self.names():
+            with contextlib.suppress(EdgeLLMError, OSError):  # whoever asks for it is told
+                self.plan(name)
 
     def load(self, name: str, progress: StageProgress) -> tuple[Engine, Service]:
         return self._open_model(self._runtime_of(name), name, progress)
