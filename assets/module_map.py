@@ -21,7 +21,8 @@ SUPPORT = ROOT / "docs" / "support.md"
 SHORT_NAMES = ROOT / "edge_llm" / "sources" / "small_models.toml"
 HOUSE = ROOT / "tests" / "test_house.py"
 LLAMA_LIKE, OTHERS = ROOT / "tests" / "model_files.py", ROOT / "tests" / "families.py"
-TRAINED = {"llama": "SmolLM2-135M, stories260K", "gemma3_text": "Gemma 3 270M"}
+ENCODERS = ROOT / "tests" / "encoders.py"
+TRAINED = {"llama": "SmolLM2-135M, stories260K", "gemma3_text": "Gemma 3 270M", "bert": "all-MiniLM-L6-v2"}
 """Trained models that were imported and run, by the family."""
 PACKAGES = ("scheduler", "kernels", "edge_llm")
 
@@ -58,7 +59,8 @@ def family_table() -> str:
     from edge_llm.models import families
     from edge_llm.sources.gguf_families import ARCHITECTURE_OF
 
-    tried = [*_keys(LLAMA_LIKE), *_keys(OTHERS), *_keys(OTHERS, "SEEING"), *_keys(OTHERS, "MIXTURES")]
+    others = [key for name in ("FAMILIES", "SEEING", "MIXTURES") for key in _keys(OTHERS, name)]
+    tried = [*_keys(LLAMA_LIKE), *others, *_keys(ENCODERS, "ENCODERS")]
     lines = [
         "| `model_type` | models | against transformers | INT8 and W4, one result in every way | GGUF | trained models |",
         "|---|---|---|---|---|---|",

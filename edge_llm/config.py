@@ -83,6 +83,10 @@ DEFAULT_CHUNK = 256
 """Tokens of the longest chunk of a prompt on the host."""
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
+DEFAULT_ENCODED = 2048
+"""The same for an encoder, which computes a text in one piece."""
+MOST_ENCODED = 4096
+"""Tokens of a text that an encoder computes at most."""
 NOT_RECORDED = "its steps are not recorded: "
 """In the reason of a placement: what follows is why each step of a card takes longer than it might."""
 ASKED_FOR = "asked for"

@@ -115,7 +115,7 @@ def test_shards_and_revisions(serve: Callable[[Stub], Stub], tmp_path: Path) -> 
 
 
 UNSUPPORTED = {
-    "rwkv": ({"model_type": "rwkv"}, "the architecture `rwkv` does not run here; these do: cohere2"),
+    "rwkv": ({"model_type": "rwkv"}, "the architecture `rwkv` does not run here; these do: bert, cohere2"),
     "quantized": ({"quantization_config": {"bits": 4}}, "the weights are quantized already"),
     "nonsense": ({"hidden_size": -5}, "hidden_size"),
     "large": ({"junk": "x" * (65 << 20)}, "more than 64 MiB"),

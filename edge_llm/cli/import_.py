@@ -16,6 +16,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.convert.pace import slowness
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
+from edge_llm.formats.bundle import open_bundle
 from edge_llm.progress import Journey
 from edge_llm.sources.lora_places import wish
 
@@ -145,5 +146,11 @@ def import_command(
             progress=draw,
             notice=note,
         )
-    note(f"ready: chat with `edge-llm chat {folder.name}`")
+    note(f"ready: {_use(folder)} {folder.name}`")
     write(f"{folder}\n")
+
+
+def _use(folder: Path) -> str:
+    """What is done next with the model in ``folder``."""
+    with open_bundle(folder) as bundle:
+        return "make vectors with `edge-llm embed" if bundle.decoder.is_encoder else "chat with `edge-llm chat"

@@ -19,6 +19,7 @@ from edge_llm.errors import EdgeLLMError
 VERBS: tuple[tuple[str, str, str], ...] = (
     ("run", "run", "Answer one prompt on stdout; piped text belongs to it."),
     ("chat", "chat", "Chat in the terminal."),
+    ("embed", "embed", "Print vectors of texts."),
     ("serve", "serve", "Serve a model to OpenAI and Anthropic clients on this machine."),
     ("ps", "servers", "List the servers that run, and their models."),
     ("stop", "servers", "Stop a server."),

@@ -19,6 +19,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
 from edge_llm.kernels.floats import product
+from edge_llm.models import describe
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.operations.arithmetic import SAME_BITS
@@ -40,6 +41,8 @@ PASSAGE_BREAK = "\n%%\n"
 MAX_TEXT_BYTES = 16 * 2**20
 MAX_SEQUENCES = 16
 MAX_SEQUENCE_TOKENS = 256
+ENCODED_TOKENS = 32
+"""The same for encoders: texts are short, and their first and last token weigh much in what becomes of them."""
 MAX_TOKENS = 2048
 
 
@@ -86,18 +89,19 @@ def calibration_sequences(
 
     Control tokens that the text spells are control tokens, as in rendered chats.
     """
-    head = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    encodes = describe(config).is_encoder
+    head, tail = tokenizer.frame if encodes else tokenizer.begun
     ids = [token for passage in text.split(PASSAGE_BREAK) for token in tokenizer.encode(passage, parse_special=True)]
     if not ids:
         raise UsageError("the calibration text has no tokens in this model's vocabulary; give another text")
-    length = max(1, min(config.context, MAX_SEQUENCE_TOKENS) - len(head))
+    length = max(1, min(config.context, ENCODED_TOKENS if encodes else MAX_SEQUENCE_TOKENS) - len(head) - len(tail))
     windows = [ids[start : start + length] for start in range(0, len(ids), length)]
     if len(windows) > 1 and len(windows[-1]) < length:
         windows.pop()
-    most = MAX_SEQUENCES * max(1, most_tokens // MAX_TOKENS)
-    count = max(1, min(most, most_tokens // (length + len(head)), len(windows)))
+    most = len(windows) if encodes else MAX_SEQUENCES * max(1, most_tokens // MAX_TOKENS)
+    count = max(1, min(most, most_tokens // (length + len(head) + len(tail)), len(windows)))
     chosen = np.linspace(0, len(windows) - 1, count).round().astype(int)
-    return [np.array(head + windows[index], np.int64) for index in chosen]
+    return [np.array([*head, *windows[index], *tail], np.int64) for index in chosen]
 
 
 def some_of(sequences: Sequence[np.ndarray], most_tokens: int = MAX_TOKENS) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from edge_llm.convert.calibrate import MAX_TOKENS, PASSAGE_BREAK, CalibrationTex
 from edge_llm.convert.parallel import core_count
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.self_written import PRODUCTS_PER_SECOND, check_memory, openings, tokens_worth_writing, widest, write_text
+from edge_llm.errors import UsageError
 from edge_llm.kernels import ThreadPool
 from edge_llm.models.layer import Decoder
 from edge_llm.progress import StageProgress
@@ -61,6 +62,8 @@ def texts_of(
     The model writes half of them where that is asked for (which is better than all of them: LOG, "4-bit weights"); that is
     ``saved``.
     """
+    if text.by_model and decoder.is_encoder:
+        raise UsageError("--calibration self: an encoder writes no text; leave it out, or give a file", param="calibration")
     texts = _shipped(text, tokenizer, source.config, coded, share=2 if text.by_model else 1)
     if text.by_model:
         written = saved.load("own text")

@@ -29,6 +29,7 @@ from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.floats import product
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
 from edge_llm.kv.sequence import SequencePages
+from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
@@ -56,6 +57,8 @@ TOKENS = 1024
 
 def held_out_sequences(tokenizer: Tokenizer, config: ModelConfig) -> list[np.ndarray]:
     """Token ids int64 [T] of windows of the text that comes with us; none where the model's vocabulary has no tokens for it."""
+    if describe(config).is_encoder:  # it predicts no token
+        return []
     try:
         found = calibration_sequences(read_text(HELD_OUT_TEXT)[0], tokenizer, config, TOKENS)
     except UsageError:

@@ -14,6 +14,7 @@ from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.program import Program
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
+from edge_llm.operations.host_call import AnyRows
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import Turn
@@ -173,6 +174,9 @@ class _Call:
 
     def add(self, step: Callable[[int, np.ndarray | None], None]) -> None:
         self.program.add(lambda rows, late: step(rows.count, late))
+
+    def add_rows(self, step: Callable[[AnyRows], None]) -> None:
+        self.program.add(lambda rows, late: step(rows))
 
 
 def add_op(program: HostProgram, op: Op, bound: BoundArrays, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:

@@ -1,4 +1,4 @@
-"""Texts on their way to vectors: the mean of a text's last hidden states, of length 1."""
+"""Texts on their way to vectors: of a text's last hidden states the mean, the first or the last, made as long as 1."""
 
 from __future__ import annotations
 
@@ -11,21 +11,68 @@ from typing import Any
 import numpy as np
 
 from edge_llm.engine.request import Delta, Finish, Timings, Usage
-from edge_llm.errors import NumericError, OutOfMemory, Unavailable
+from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory, Unavailable, UsageError
+from edge_llm.files import shown
+from edge_llm.models.reading import FIRST, LAST, MEAN, Reading
 from edge_llm.runner.base import Cancel, Memory, Segment
+from edge_llm.text.tokenizer import Tokenizer
+
+
+def text_tokens(
+    tokenizer: Tokenizer, reading: Reading | None, text: str, prompt: str | None, most: int, *, truncate: bool
+) -> list[int]:
+    """`edge_llm.engine.engine.Engine.text_tokens` for texts of at most ``most`` tokens."""
+    before = _prompt(reading or Reading(), prompt)
+    begin, end = tokenizer.begun if reading is None else tokenizer.frame
+    beside = len(begin) + len(end)
+    room = max(1, most - beside)
+    try:
+        ids = tokenizer.encode(before + text, most=None if truncate else room) if text else []
+    except ContextOverflow as error:
+        raise ContextOverflow(error.prompt_tokens + beside, most, at_least=error.at_least) from None
+    if not ids:
+        raise UsageError("input is empty; give at least one character", param="input")
+    return [*begin, *ids[:room], *end]
+
+
+def _prompt(reading: Reading, name: str | None) -> str:
+    """The text of the prompt ``name``, None: the default one."""
+    name = reading.default_prompt if name is None else name
+    found = reading.prompt(name) if name else ""
+    if found is None:
+        known = ", ".join(f"`{one.name}`" for one in reading.prompts) or "none"
+        raise UsageError(f"this model has no prompt `{shown(name)}`; there are: {known}", param="prompt_name")
+    return found
+
+
+def shortened(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """The first ``dimensions`` numbers of each of ``vectors`` [texts, size], made as long as 1 again; None: all of them.
+
+    Models that were trained so (Matryoshka: Kusupati et al., 2022, arXiv 2205.13147) lose little by it.  Raises
+    `UsageError` for more numbers than there are.
+    """
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if not 1 <= dimensions <= vectors.shape[1]:
+        most = vectors.shape[1]
+        raise UsageError(f"dimensions must be from 1 to {most} with this model, got `{dimensions}`", param="dimensions")
+    short = vectors[:, :dimensions]
+    return np.asarray(short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12), np.float32)
 
 
 class Embedding:
     """The state of one text, from its first token to its vector.
 
     Its tokens may be computed in any pieces, and after a preemption all over again: states are added up one by one, in
-    order, so none of this changes a bit.
+    order, so none of this changes a bit.  With ``whole`` they are computed at once, as encoders need it.
     """
 
     background = True
     decoding = False
 
-    def __init__(self, tokens: Sequence[int], cancelled: Cancel = lambda: False) -> None:
+    def __init__(
+        self, tokens: Sequence[int], cancelled: Cancel = lambda: False, pooling: str = MEAN, *, whole: bool = False
+    ) -> None:
         self.known = tokens
         self.sequence: Any = None
         """Keys and values while it runs; None while it waits."""
@@ -34,6 +81,8 @@ class Embedding:
         self.vector: np.ndarray | None = None
         """float32 [hidden_size], of length 1, once it is finished."""
         self._sum: np.ndarray | float = 0.0
+        self._pooling = pooling
+        self._whole = whole
 
     def start(self, memory: Memory[Any]) -> None:
         """Begin in an empty sequence of ``memory``: pages of earlier texts hold no states, and every token's is needed."""
@@ -41,16 +90,23 @@ class Embedding:
         self._sum = 0.0
 
     def segment(self, most: int) -> Segment[Any]:
-        """At most ``most`` tokens to compute next, and the states of all of them."""
-        tokens = self.known[self.sequence.length : self.sequence.length + most]
-        return Segment(self.sequence, tokens, len(tokens), states=True)
+        """At most ``most`` tokens to compute next, or the whole text, and the states that its vector is made of."""
+        tokens = self.known if self._whole else self.known[self.sequence.length : self.sequence.length + most]
+        ends = self.sequence.length + len(tokens) == len(self.known)
+        return Segment(self.sequence, tokens, int(ends) if self._pooling == LAST else len(tokens), states=True)
 
     def take(self, states: np.ndarray) -> Iterator[Delta]:
         """Add ``states`` of the tokens that were computed: float32 [tokens, hidden_size]."""
-        for state in states:
-            self._sum = self._sum + state.astype(np.float64)
+        if self._pooling == LAST:
+            self._sum = states[-1].astype(np.float64)
+        elif self._pooling == FIRST:
+            self._sum = states[0].astype(np.float64) if self.sequence.length == len(states) else self._sum
+        else:
+            for state in states:
+                self._sum = self._sum + state.astype(np.float64)
         if self.sequence.length == len(self.known):
-            self.vector = _unit(np.asarray(self._sum / len(self.known), np.float32))
+            count = len(self.known) if self._pooling == MEAN else 1
+            self.vector = _unit(np.asarray(self._sum / count, np.float32))
             yield self.end("stop")
 
     def remember(self, memory: Memory[Any]) -> None:
@@ -89,12 +145,20 @@ class EmbeddingJob:
     ``cancelled`` asks to stop, and so does cancelling the future.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], cancelled: Cancel = lambda: False) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        cancelled: Cancel = lambda: False,
+        pooling: str = MEAN,
+        *,
+        whole: bool = False,
+    ) -> None:
         self.future = _Wanted()
         """float32 [prompts, hidden_size]."""
         self.begun = False
         self._prompts = prompts
         self._cancelled = cancelled
+        self._pooling, self._whole = pooling, whole
         self._given = 0
         self._vectors: dict[int, np.ndarray] = {}
 
@@ -106,7 +170,7 @@ class EmbeddingJob:
             self.stop()
         if self._given == len(self._prompts) or self.future.done():
             return None
-        work = Embedding(self._prompts[self._given], self._unwanted)
+        work = Embedding(self._prompts[self._given], self._unwanted, self._pooling, whole=self._whole)
         place = _Place(self, self._given, work)
         self._given += 1
         return work, place

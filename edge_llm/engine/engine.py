@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
 from edge_llm.config import GenerationParams, ModelConfig
 from edge_llm.decoding.draft import Drafter, prompt_lookup
 from edge_llm.decoding.logprobs import TokenLogprobs
@@ -13,11 +15,14 @@ from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.counters import Counters
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.driver import Driver
+from edge_llm.engine.embedding import EmbeddingJob, text_tokens
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
+from edge_llm.models.layer import DescribedConfig
+from edge_llm.models.reading import Reading
 from edge_llm.runner.base import Cancel, Runner, never
 from edge_llm.text.chat import ChatTemplate, chat_prompt
 from edge_llm.text.template_files import TURNS
@@ -78,6 +83,24 @@ class Engine:
         """Why every request is refused; None as long as there is a runner."""
         return self.runner.refusal if isinstance(self.runner, Vacancy) else None
 
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it makes vectors of texts and writes nothing."""
+        return isinstance(self.config, DescribedConfig) and self.config.decoder.is_encoder
+
+    @property
+    def reading(self) -> Reading | None:
+        """How a text becomes a vector; None: the model was not trained for that, and the mean of all states has to do."""
+        return self.config.decoder.reading if isinstance(self.config, DescribedConfig) else None
+
+    def text_tokens(self, text: str, prompt: str | None = None, *, truncate: bool = False) -> list[int]:
+        """The tokens of ``text`` as its vector is made of them, within the control tokens that the model was trained with.
+
+        ``prompt`` names one of the model's prompts to stand before it; None: its default.  A text that is too long is cut
+        with ``truncate``; else raises `ContextOverflow`.  Raises `UsageError` for a prompt that the model does not have.
+        """
+        return text_tokens(self.tokenizer, self.reading, text, prompt, self.runner.context, truncate=truncate)
+
     def chat_request(
         self,
         messages: Sequence[dict[str, Any]],
@@ -106,6 +129,22 @@ class Engine:
     def token_request(self, tokens: Sequence[int], params: GenerationParams) -> Request:
         """A request that continues ``tokens`` as they stand."""
         return self._request(tokens, params, continues=True)
+
+    def embedding_job(self, prompts: Sequence[Sequence[int]], cancelled: Cancel = never) -> EmbeddingJob:
+        """``prompts`` (token ids) as the driver takes them to make a vector of each."""
+        return EmbeddingJob(prompts, cancelled, (self.reading or Reading()).pooling, whole=self.is_encoder)
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """The vector of each of ``prompts`` (token ids): float32 [prompts, hidden_size], each as long as 1."""
+        if not prompts:
+            raise UsageError("there is nothing to embed; give at least one text", param="input")
+        for prompt in prompts:
+            if len(prompt) > self.runner.context:
+                raise ContextOverflow(len(prompt), self.runner.context)
+        job = self.embedding_job(prompts)
+        self.driver.add_job(job)
+        self.driver.run_until(job.future.done)
+        return job.future.result()
 
     def generation(self, request: Request, cancelled: Cancel = never) -> Generation:
         """``request`` as the batcher takes it."""
@@ -154,6 +193,12 @@ class Engine:
         return collect(self.stream(request, cancel))
 
     def _request(self, prompt: Sequence[int], params: GenerationParams, *, continues: bool = False) -> Request:
+        if self.is_encoder:
+            raise UsageError(
+                f"`{self.name}` is an encoder, which makes vectors of texts and writes nothing; use `edge-llm embed` or "
+                "/v1/embeddings, or another model",
+                param="model",
+            )
         if not prompt:
             raise UsageError("the prompt is empty; give at least one character", param="prompt")
         if len(prompt) >= self.runner.context:

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 import numpy as np
 
 from edge_llm.engine.delta_stream import DeltaStream
-from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable, UsageError
@@ -59,7 +58,7 @@ class BatchingService:
             raise UsageError("there is nothing to embed; give at least one text", param="input")
         for prompt in prompts:
             self._check_fits(len(prompt))
-        job = EmbeddingJob(prompts, lambda: self._hurry)
+        job = self._engine.embedding_job(prompts, lambda: self._hurry)
         with HeldInterrupt(), self._changed:
             self._check_open()
             self._driver.add_job(job)

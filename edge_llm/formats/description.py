@@ -26,12 +26,13 @@ from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.limits import MAX_LAYERS, MOST
 from edge_llm.models.layer import Decoder, DescribedConfig
+from edge_llm.models.reading import Reading
 from edge_llm.operations.base import Operation
 from edge_llm.operations.embedding import Embedding
 from edge_llm.operations.kinds import kinds
 from edge_llm.operations.layer import Layer
 
-_OPTIONAL = {"cap"}
+_OPTIONAL = {"cap", "reading"}
 _KEYS = {"embedding", "kinds", "pattern", "prefixes", "norm", "output", "tied"}
 _KIND = "kind"
 _ENDS = ("final_norm", "output")
@@ -50,7 +51,12 @@ def encode_description(decoder: Decoder) -> dict[str, Any]:
         "norm": _encoded(decoder.norm),
         "output": _encoded(decoder.output),
         "tied": decoder.tied,
-    } | ({"cap": decoder.cap} if decoder.cap else {})
+    } | _encoded_options(decoder)
+
+
+def _encoded_options(decoder: Decoder) -> dict[str, Any]:
+    cap = {"cap": decoder.cap} if decoder.cap else {}
+    return cap | ({} if decoder.reading is None else {"reading": _encoded(decoder.reading)})
 
 
 def _prefixes(decoder: Decoder) -> str:
@@ -117,6 +123,7 @@ def decode_decoder(raw: Mapping[str, Any], most_layers: int = MAX_LAYERS) -> Dec
             output=_end(raw["output"], "output", "linear"),
             tied=_plain(bool, raw["tied"], "tied"),
             cap=_plain(float, raw.get("cap", 0.0), "cap"),
+            reading=_decoded(Reading, raw["reading"], "reading") if "reading" in raw else None,
         )
         if (named := (whole.norm.gain.name, whole.output.name)) != _ENDS or whole.cap < 0:
             said = " and ".join(f"`{shown(one)}`" for one in named)

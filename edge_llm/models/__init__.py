@@ -21,7 +21,9 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
-_SHARED = {"blocks", "fields", "layer", "llama_like", "mixtures", "weights", "reference", "rope", "text_part"}
+_SHARED = {
+    "blocks", "encoder", "fields", "layer", "llama_like", "mixtures", "weights", "reference", "reading", "rope", "text_part",
+}  # fmt: skip
 _DELTA = "three of four layers are gated delta layers, which do not run here yet; import a Qwen3 instead, `{instead}`"
 _NOT_YET = {
     "qwen3_5": "Qwen/Qwen3-4B", "qwen3_5_text": "Qwen/Qwen3-4B", "qwen3_5_moe": "Qwen/Qwen3-8B",
@@ -33,7 +35,8 @@ _NOT_YET = {
 class Family(Protocol):
     """What a family file has.
 
-    It may have an ``ARCHITECTURE`` too, where that of its config.json is not the model type and ForCausalLM.
+    It may have an ``ARCHITECTURE`` too, where that of its config.json is not the model type and ForCausalLM, or several
+    ``ARCHITECTURES``.
     """
 
     def config(self, raw: dict[str, Any]) -> ModelConfig:
@@ -71,6 +74,7 @@ def _described(config: ModelConfig) -> Decoder:
 
 
 def _family(name: str) -> Family:
+    name = name.replace("-", "_")
     if name in _NOT_YET and name not in _ADDED:
         raise UnsupportedModel(f"the architecture `{name}` does not run here: {_DELTA.format(instead=_NOT_YET[name])}")
     if name not in families():
@@ -118,8 +122,8 @@ def _page(raw: dict[str, Any]) -> Family:
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise InvalidModel(f"config.json: architectures must be a list of names, not `{shown(architectures)}`")
     page = _family(family)
-    known = getattr(page, "ARCHITECTURE", f"{family.removesuffix('_text')}ForCausalLM")
-    if architectures and _plain(known) not in map(_plain, architectures):
+    known = getattr(page, "ARCHITECTURES", (getattr(page, "ARCHITECTURE", f"{family.removesuffix('_text')}ForCausalLM"),))
+    if architectures and not set(map(_plain, known)) & set(map(_plain, architectures)):
         raise UnsupportedModel(f"the architecture `{shown(architectures[0])}` does not run here; these do: {_runnable()}")
     return page
 

@@ -27,6 +27,7 @@ MAX_HEAD_DIM = 256
 SLIDING, FULL = "sliding_attention", "full_attention"
 _ACTIVATIONS = {
     "silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu", "relu2": "relu_squared",
+    "gelu": "gelu_erf",
 }  # fmt: skip
 """As config.json has them, and as `edge_llm.operations.glu` does."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_llm.config import ModelConfig
+from edge_llm.models.reading import Reading
 from edge_llm.operations.base import HIDDEN, HeadTurns
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Decoder:
     tied: bool
     cap: float = 0.0
     """Logits l are ``cap * tanh(l / cap)``; 0: no cap."""
+    reading: Reading | None = None
+    """How a text becomes a vector; None: the model was not trained for that."""
 
     def __post_init__(self) -> None:
         hidden = self.output.columns
@@ -48,6 +51,11 @@ class Decoder:
     def table(self) -> Linear:
         """How the embedding is stored: as the output matrix where that is the embedding too, turned back when it is read."""
         return self.output if self.tied else replace(self.output, scheme=self.embedding.scheme, turn=0)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see those behind them: a text is computed as a whole, and nothing is written on."""
+        return any(attention.scores.ahead for attention in self.attentions)
 
     @property
     def vocab_size(self) -> int:
@@ -75,7 +83,8 @@ class Decoder:
     @property
     def host_alone(self) -> str:
         """What of it no card can do, as messages call it; empty: nothing."""
-        return next((one.HOST_ALONE for layer in self.layers for one in layer.operations if one.HOST_ALONE), "")
+        behind = "attention to the tokens behind one" if self.is_encoder else ""
+        return behind or next((one.HOST_ALONE for layer in self.layers for one in layer.operations if one.HOST_ALONE), "")
 
     @property
     def head_turns(self) -> HeadTurns:

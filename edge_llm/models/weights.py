@@ -17,8 +17,12 @@ from edge_llm.operations.base import FloatLinear, Gain, LayerWeights
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows
 
-_IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
-"""Buffers that old exports wrote beside the weights; config.json has the same facts."""
+_IGNORED = (
+    "rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias",
+    "embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias",
+)  # fmt: skip
+"""Buffers that old exports wrote beside the weights, of which config.json has the facts; and what an encoder was trained with
+and no vector needs."""
 
 
 class WeightSource(Protocol):
@@ -35,13 +39,19 @@ class WeightSource(Protocol):
 
 def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one layer's tensors in the source."""
-    shapes: dict[str, tuple[int, ...]] = {gain.source: gain.shape for gain in layer.gains}
+    shapes: dict[str, tuple[int, ...]] = {}
     for linear in layer.linears:
         rows = {part.source: part.module_rows or part.count for part in linear.sources}
         shapes |= {f"{module}.weight": (count, linear.columns) for module, count in rows.items()}
         if linear.bias:
             shapes |= {f"{module}.bias": (count,) for module, count in rows.items()}
-    return {layer.prefix + name: shape for name, shape in shapes.items()}
+    gains = {gain_name(layer.prefix, gain): gain.shape for gain in layer.gains}
+    return gains | {layer.prefix + name: shape for name, shape in shapes.items()}
+
+
+def gain_name(prefix: str, gain: Gain) -> str:
+    """The tensor of ``gain`` in the source, of a layer whose tensors begin with ``prefix``."""
+    return gain.source if gain.whole_name else prefix + gain.source
 
 
 def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
@@ -103,7 +113,7 @@ def read_gains(source: WeightSource, layer: Layer) -> dict[str, np.ndarray]:
 
 
 def _read_gain(source: WeightSource, prefix: str, gain: Gain) -> np.ndarray:
-    values = source.read(prefix + gain.source)
+    values = source.read(gain_name(prefix, gain))
     values = values + np.float32(gain.plus) if gain.plus else values
     return values * np.float32(gain.factor) if gain.factor != 1 else values
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge_llm.ascend.npu.chips import longest_chunk
-from edge_llm.config import DEFAULT_CONTEXT, ModelConfig, RuntimeConfig
+from edge_llm.config import AUTO, DEFAULT_CONTEXT, DEFAULT_ENCODED, MOST_ENCODED, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device
 from edge_llm.errors import UsageError
+from edge_llm.models import describe
 from edge_llm.opening.budgets import check_sizes
 from edge_llm.opening.cpus import on_chosen_cpus
 from edge_llm.opening.machine import Machine
@@ -22,16 +23,21 @@ def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine)
     """
     check_policy(options.policy)
     (device, reason), here = _device(options, machine), on_chosen_cpus(machine, options.cpus, options.numa)
-    context = options.context or min(config.context, DEFAULT_CONTEXT)
+    encodes = describe(config).is_encoder
+    if encodes and options.device == AUTO and device != "host":
+        device, reason = "host", "an encoder runs there only"
+    context = options.context or min(config.context, DEFAULT_ENCODED if encodes else DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")
+    if encodes and context > MOST_ENCODED:
+        raise UsageError(f"--ctx `{context}` is more than the {MOST_ENCODED} tokens of a text for an encoder", param="context")
     found = replace(
         options,
         device=device,
         device_reason=reason,
         threads=options.threads or here.threads,
         context=context,
-        chunk=options.chunk or longest_chunk(device),
+        chunk=max(context if encodes else 1, options.chunk or longest_chunk(device)),
     )
     return found, here
 

@@ -25,7 +25,7 @@ from edge_llm.opening.carry_out import open_runner, open_runners, run_on_host
 from edge_llm.opening.draft_model import make_drafter
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.plan import Plan
-from edge_llm.opening.resolve import resolve
+from edge_llm.opening.resolve import check_writes, resolve
 from edge_llm.paths import find_bundle, models_folder
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import NONE
@@ -123,5 +123,6 @@ def load_comparison(model: str | Path, runtime: RuntimeConfig) -> tuple[Tokenize
     from edge_llm.opening.float_assembly import float_runner  # much code that nearly no start needs
 
     plan = plan_of(model, replace(runtime, float_path=False))
+    check_writes(plan.bundle)
     tokenizer = Tokenizer.from_folder(plan.bundle.folder, plan.bundle.config.vocab_size)
     return tokenizer, open_runner(plan), float_runner(plan.bundle, plan.context)

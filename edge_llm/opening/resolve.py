@@ -36,6 +36,12 @@ TOKENIZER_GROWTH = 9
 """A tokenizer in memory takes up to so many times the bytes of its file: 8.5 with 49,152 tokens, 7.1 with 262,144."""
 
 
+def check_writes(bundle: Bundle) -> None:
+    """Raise `UsageError` for an encoder, which predicts no token."""
+    if bundle.decoder.is_encoder:
+        raise UsageError(f"`{bundle.folder.name}` is an encoder, which writes no text that could be measured", param="model")
+
+
 def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bundle | None = None) -> Plan:
     """How the model in ``bundle`` runs on ``machine`` under ``options``; on the host where `auto` chose a card that refuses.
 
@@ -86,7 +92,7 @@ def _resolved(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Plan:
 def _int8_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle, stored: WeightSizes, budgets: Budgets) -> Plan:
     decoder, device = bundle.decoder, _found(options, budgets, bundle.decoder)
     assert options.context is not None and options.chunk is not None
-    tokens = options.kv_tokens or options.context
+    tokens = options.kv_tokens or (options.chunk * options.window if decoder.is_encoder else options.context)
     if budgets.pages is not None:
         _check_pages(budgets.pages, options, decoder)
         tokens = max(options.context, _tokens_within(budgets.pages, decoder, device))

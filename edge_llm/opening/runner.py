@@ -11,7 +11,7 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.opening.carry_out import open_runner
 from edge_llm.opening.machine import this_machine
-from edge_llm.opening.resolve import resolve
+from edge_llm.opening.resolve import check_writes, resolve
 from edge_llm.runner.base import Runner
 from edge_llm.runner.runner import Int8Runner
 
@@ -23,6 +23,7 @@ def load_runner(
 
     ``watch`` sees every operation.  Raises `UsageError`, `CorruptBundle`, `DeviceError`.
     """
+    check_writes(bundle)
     if runtime.context is None and needed > bundle.config.context:
         raise UsageError(f"a test of `{needed}` tokens is more than the {bundle.config.context} that this model was made for")
     context = max(needed, 1) if runtime.context is None else runtime.context

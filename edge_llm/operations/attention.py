@@ -1,4 +1,4 @@
-"""Causal grouped attention over the keys and values of a sequence, behind rotary position embedding."""
+"""Grouped attention over the keys and values of a sequence, behind rotary position embedding."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from edge_llm.kernels import floats
+from edge_llm.kernels.attention import paged_attention
 from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate, tanh
 from edge_llm.operations.base import (
     PAGES,
@@ -26,11 +27,12 @@ from edge_llm.operations.base import (
     Vector,
 )
 from edge_llm.operations.float_kv import FloatKV
+from edge_llm.operations.host_call import last_positions
 from edge_llm.operations.rope_kinds import Rope
 from edge_llm.operations.scores import PLAIN, Scores, attend, softmax
 
 if TYPE_CHECKING:
-    from edge_llm.operations.host_call import HostCall
+    from edge_llm.operations.host_call import AnyRows, HostCall
     from edge_llm.operations.questions import AllTables, AnyLayer
 
 KEY_OFFSET = "k_offset"
@@ -328,9 +330,18 @@ class Attention(Operation):
         out = call.buffers[call.op.writes[0]].reshape(shape)
         scale, window, cap = self.scale / max(1, self.turn), self.scores.window, self.scores.cap
         sinks = None if self.sinks is None else call.gains[self.sinks.name]
-        call.native.paged_attention(
-            q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out, window=window, cap=cap, sinks=sinks
-        )
+        if self.scores.ahead:
+            pool, kept = call.pool, (pages.k, pages.k_scale, pages.v, pages.v_scale)
+
+            def attend_whole(rows: AnyRows) -> None:
+                count, seen = len(rows.position), (rows.page_table, rows.sequence, last_positions(rows))
+                paged_attention(q[:count], *kept, *seen, scale, pool, out[:count], cap=cap, sinks=sinks)
+
+            call.add_rows(attend_whole)
+        else:
+            call.native.paged_attention(
+                q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out, window=window, cap=cap, sinks=sinks
+            )
 
     # -- folds ---------------------------------------------------------------------------------------------------------
 

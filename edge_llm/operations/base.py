@@ -34,7 +34,7 @@ SHADOW, OVERFLOW = "shadow", "overflow"
 
 @dataclass(frozen=True)
 class Gain:
-    """A vector of a norm, or the matrix of a router: its name here, its tensor in the source, its length.
+    """A vector of a norm, or a matrix such as a router's: its name here, its tensor in the source, its length.
 
     It is ``(tensor + plus) * factor``, in float32.
     """
@@ -47,6 +47,8 @@ class Gain:
     factor: float = 1.0
     rows: int = 0
     """Of a matrix, each ``size`` long; 0: it is a vector."""
+    whole_name: bool = False
+    """Whether ``source`` does not begin where the layer's other tensors do."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -74,6 +74,17 @@ class HostTable(Protocol):
         ...
 
 
+class AnyRows(Protocol):
+    """The rows of a run; `edge_llm.devices.base.Rows` says what they are."""
+
+    @property
+    def sequence(self) -> np.ndarray: ...
+    @property
+    def position(self) -> np.ndarray: ...
+    @property
+    def page_table(self) -> np.ndarray: ...
+
+
 class HostCall(Protocol):
     """A call that is added to a program of the host: its arrays, and where it goes."""
 
@@ -109,3 +120,14 @@ class HostCall(Protocol):
     def add(self, step: Callable[[int, np.ndarray | None], None]) -> None:
         """Add a step of Python: it is told how many rows there are, and the array of a result that every run brings."""
         ...
+
+    def add_rows(self, step: Callable[[AnyRows], None]) -> None:
+        """Add a step of Python that is told what the rows are."""
+        ...
+
+
+def last_positions(rows: AnyRows) -> np.ndarray:
+    """Of each of ``rows``, the last position of its sequence among them: int32."""
+    last = np.full(len(rows.page_table), -1, np.int32)
+    np.maximum.at(last, rows.sequence, rows.position)
+    return last[rows.sequence]

@@ -11,9 +11,12 @@ from edge_llm.operations.experts import Experts
 from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
+from edge_llm.operations.positions import Positions
 from edge_llm.operations.row_gate import RowGate
 
-_KINDS: dict[str, type[Operation]] = {kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate, Experts, RowGate)}
+_KINDS: dict[str, type[Operation]] = {
+    kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate, Experts, RowGate, Positions)
+}
 
 
 def kinds() -> Mapping[str, type[Operation]]:

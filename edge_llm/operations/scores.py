@@ -16,7 +16,7 @@ _QUERY_BLOCK = 256
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of scores, beyond the causal mask and the softmax."""
+    """What becomes of scores, beyond the mask and the softmax."""
 
     scale: float = 0.0
     """What products of queries and keys are multiplied with; 0: 1 / sqrt(head_dim)."""
@@ -24,9 +24,11 @@ class Scores:
     """A token sees so many, itself among them; 0: all before it."""
     cap: float = 0.0
     """Scores s are ``cap * tanh(s / cap)``; 0: no cap."""
+    ahead: bool = False
+    """Whether a token sees those behind it too, as in encoders; then a whole text is computed at once."""
 
     def __post_init__(self) -> None:
-        if self.scale < 0 or self.window < 0 or self.cap < 0:
+        if self.scale < 0 or self.window < 0 or self.cap < 0 or (self.ahead and self.window):
             raise ValueError(f"scores of the scale {self.scale:g}, in a window of {self.window}, with the cap {self.cap:g}")
 
 
@@ -42,16 +44,17 @@ def attend(
     scores: Scores = PLAIN,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Causal grouped attention: q [T, Hq, D] at positions past.., k and v [Hkv, past + T, D] -> [T, Hq, D].
+    """Grouped attention: q [T, Hq, D] at positions past.., k and v [Hkv, past + T, D] -> [T, Hq, D].
 
     ``sinks`` [Hq] are one more logit of each head, whose value is 0.
     """
     scale = float(np.float32(scores.scale or 1.0 / math.sqrt(q.shape[-1])))
-    in_one = arithmetic.attention if sinks is None and not (scores.window or scores.cap) else None
+    in_one = arithmetic.attention if sinks is None and not (scores.window or scores.cap or scores.ahead) else None
     out = np.empty_like(q)
     for start in range(0, len(q), _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, len(q))
-        block, keys, values = q[start:stop], k[:, : past + stop], v[:, : past + stop]
+        seen = k.shape[1] if scores.ahead else past + stop
+        block, keys, values = q[start:stop], k[:, :seen], v[:, :seen]
         if in_one is not None:
             out[start:stop] = in_one(block, keys, values, scale)
         else:
@@ -83,9 +86,10 @@ def softmax(
     """The weights of products of queries and keys [Hkv, G, T, S], scaled, where query t is at position past + t."""
     tokens, seen = products.shape[-2:]
     capped = soft_cap(products, scores.cap, arithmetic)
-    ahead = np.arange(seen) - np.arange(past, past + tokens)[:, None]
-    hidden = ahead > 0 if not scores.window else (ahead > 0) | (ahead <= -scores.window)
-    capped = np.where(hidden, np.float32(-np.inf), capped)
+    if not scores.ahead:
+        ahead = np.arange(seen) - np.arange(past, past + tokens)[:, None]
+        hidden = ahead > 0 if not scores.window else (ahead > 0) | (ahead <= -scores.window)
+        capped = np.where(hidden, np.float32(-np.inf), capped)
     largest = capped.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = arithmetic.exp(capped - largest)

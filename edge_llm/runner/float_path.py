@@ -68,7 +68,7 @@ class FloatRunner:
     """Runs a model in NumPy; a sequence is a `FloatSequence`."""
 
     chunk = 128
-    """Tokens between two questions whether to stop."""
+    """Tokens between two questions whether to stop; of an encoder all."""
 
     clipped = 0
     pool = None
@@ -76,6 +76,8 @@ class FloatRunner:
 
     def __init__(self, model: Model, context: int) -> None:
         self.context = context
+        if model.decoder.is_encoder:
+            self.chunk = context
         self.memory = FloatMemory(model.decoder)
         self._model = model
 

@@ -30,15 +30,18 @@ def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
 NO_ROWS = np.empty(0, np.int64)
 
 
-def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], window: int = 1) -> Iterator[Chunk]:
+def pack(
+    segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], window: int = 1, *, whole: bool = False
+) -> Iterator[Chunk]:
     """Cut the tokens of all ``segments``, one after the other, into chunks of at most ``lengths[-1]`` rows.
 
     The chunks of each ``window`` are numbered from 0.  A chunk may hold the end of one segment and the beginning of the next; a
-    sequence's rows stay in order.
+    sequence's rows stay in order.  With ``whole`` no segment is cut: each has at most ``lengths[-1]`` tokens.
     """
     laid, wanted = _lay_out(segments)
     table, total = _page_table(segments), len(laid[0])
-    for number, (first, end) in enumerate(split(0, total, lengths[-1])):
+    cuts = _between([len(segment.tokens) for segment in segments], lengths[-1]) if whole else split(0, total, lengths[-1])
+    for number, (first, end) in enumerate(cuts):
         tokens, sequence, position, slots = laid if end - first == total else [array[first:end] for array in laid]
         rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table)
         yield Chunk(number % window, rows, _inside(wanted[False], first, end), _inside(wanted[True], first, end))
@@ -90,6 +93,17 @@ def _page_table(segments: Sequence[Segment[SequencePages]]) -> np.ndarray:
     for row, segment in enumerate(segments):
         table[row, : len(segment.sequence.table)] = segment.sequence.table
     return table
+
+
+def _between(counts: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
+    """Put ``counts`` of tokens, none above ``longest``, into pieces of at most so many: pairs (first, one past the last)."""
+    first = end = 0
+    for count in counts:
+        if end + count - first > longest:
+            yield first, end
+            first = end
+        end += count
+    yield first, end
 
 
 def split(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:

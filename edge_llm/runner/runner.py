@@ -66,7 +66,9 @@ class Int8Runner:
         self._lengths = chunk_lengths(runtime.chunk or DEFAULT_CHUNK, self.context)
         self._window = runtime.window
         room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)
-        self.model = device.open(decoder or describe(config), weights, tables, room, watch)
+        decoder = decoder or describe(config)
+        self._whole = decoder.is_encoder
+        self.model = device.open(decoder, weights, tables, room, watch)
         """The model on its device."""
         self.memory = KVMemory(self.model.kv, identity, prefix_store)
         lanes = dict.fromkeys(part.lane for parts in self.model.layer_parts for part in parts)
@@ -127,7 +129,7 @@ class Int8Runner:
         starts = [segment.sequence.length for segment in segments]
         try:
             self._reserve(segments)
-            chunks = list(pack(segments, self._lengths, self._window))
+            chunks = list(pack(segments, self._lengths, self._window, whole=self._whole))
             windows = [chunks[first : first + self._window] for first in range(0, len(chunks), self._window)]
             outputs = [output for window in windows for output in self._run_window(window, segments, cancel)]
         except BaseException:

@@ -12,6 +12,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_llm.engine.embedding import shortened
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
@@ -30,12 +31,16 @@ class EmbeddingBody(NamesModel):
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
+    """One of the model's prompts, such as `query`, to stand before every text."""
+    truncate: bool | None = None
+    """Whether a text that is too long is cut; it is refused, if it is not said."""
 
     rules: ClassVar[Sequence[Rule]] = EMBEDDINGS
 
 
 async def embeddings(request: Request) -> Response:
-    """The mean of the model's last hidden states for each text, of length 1."""
+    """A vector of length 1 for each text, as the model was trained to make it: else the mean of its last hidden states."""
     entry = Entry.of(request.scope)
     host, body, prompts, headers = await prepared(request, EmbeddingBody, _prepare)
     model, tokens = host.called(body.model), sum(map(len, prompts))
@@ -46,7 +51,7 @@ async def embeddings(request: Request) -> Response:
     host.metrics.count("embedded_tokens_total", tokens)
     head = {"object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return await pool_of(request).workshop.reply(
-        request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers
+        request, lambda: {**head, "data": _items(shortened(vectors, body.dimensions), body.encoding_format)}, headers
     )
 
 
@@ -68,17 +73,19 @@ async def _result(future: Any) -> np.ndarray:
 def _prepare(host: ModelHost, body: EmbeddingBody) -> tuple[ModelHost, EmbeddingBody, list[list[int]], dict[str, str]]:
     engine = host.engine
     size = engine.config.hidden_size
-    if body.dimensions not in (None, size):
+    if engine.reading is None and body.dimensions not in (None, size):
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
+    shortened(np.zeros((1, size), np.float32), body.dimensions)  # refused before anything is computed
     if body.input is None:
         raise UsageError("input is missing; give a text or a list of texts", param="input")
-    prompts = prompts_of(host, body.input, "input", limits.INPUTS, partial(_tokens, engine))
+    prompts = prompts_of(host, body.input, "input", limits.INPUTS, partial(_tokens, engine, body), cuts=bool(body.truncate))
     return host, body, prompts, ignored_header(body.ignored())
 
 
-def _tokens(engine: Engine, text: str, begins: bool) -> list[int]:
-    tokenizer = engine.tokenizer
-    return tokenizer.encode(text, add_bos=begins and tokenizer.add_bos, most=engine.runner.context)
+def _tokens(engine: Engine, body: EmbeddingBody, text: str, begins: bool) -> list[int]:
+    if begins:
+        return engine.text_tokens(text, body.prompt_name, truncate=bool(body.truncate))
+    return engine.tokenizer.encode(text, most=engine.runner.context)
 
 
 def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:

@@ -56,12 +56,14 @@ async def rerank(request: Request) -> Response:
 
 
 def _reranked(host: ModelHost, body: RerankBody) -> tuple[ModelHost, RerankBody, list[list[int]], dict[str, str]]:
-    tokenizer, context = host.engine.tokenizer, host.engine.runner.context
+    engine = host.engine
 
-    def encode(text: str, begins: bool) -> list[int]:
-        return tokenizer.encode(text, add_bos=begins and tokenizer.add_bos, most=context)
+    def tokens(name: str, text: str) -> list[int]:
+        known = engine.reading is not None and engine.reading.prompt(name) is not None
+        return engine.text_tokens(text, name if known else None)
 
-    prompts = prompts_of(host, [body.query, *body.given], "documents", limits.INPUTS, encode)
+    prompts = prompts_of(host, [body.query], "query", 1, lambda text, _: tokens("query", text))
+    prompts += prompts_of(host, body.given, "documents", limits.INPUTS, lambda text, _: tokens("document", text))
     return host, body, prompts, ignored_header(body.ignored())
 
 

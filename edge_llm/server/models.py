@@ -81,15 +81,15 @@ _VERSION = "anthropic-version"
 
 def capabilities(engine: Engine) -> dict[str, bool]:
     """What can be asked of ``engine``'s model."""
-    template = engine.template
+    template, writes = engine.template, not engine.is_encoder
     return {
-        "completion": True,
-        "chat": not template.is_default,
-        "tools": True,
+        "completion": writes,
+        "chat": writes and not template.is_default,
+        "tools": writes,
         "native_tools": template.shape.tools,
-        "thinking": template.shape.thinks or Wish(True).fulfilled(template.source),
-        "structured_outputs": True,
-        "logprobs": True,
+        "thinking": writes and (template.shape.thinks or Wish(True).fulfilled(template.source)),
+        "structured_outputs": writes,
+        "logprobs": writes,
         "embeddings": True,
         "vision": False,
         "audio": False,

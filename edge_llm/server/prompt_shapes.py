@@ -14,17 +14,19 @@ Encode = Callable[[str, bool], list[int]]
 """Token ids of a text; the flag says whether it begins its prompt."""
 
 
-def prompts_of(host: ModelHost, given: Any, param: str, most: int, encode: Encode) -> list[list[int]]:
+def prompts_of(
+    host: ModelHost, given: Any, param: str, most: int, encode: Encode, *, cuts: bool = False
+) -> list[list[int]]:
     """The token ids of each prompt in ``given``.
 
     One prompt is a text, an object with a text, or a list of token ids, among which texts may stand.  Raises `UsageError`
-    for anything else, for none, and for more than ``most``.
+    for anything else, for none, for more than ``most``, and for a text that is too long, unless ``encode`` ``cuts`` it.
     """
     several = isinstance(given, list) and not any(type(item) is int for item in given)
     items = given if several else [given]
     if not 1 <= len(items) <= most:
         raise UsageError(f"{param} takes 1 to {most} texts, got `{len(items)}`", param=param)
-    return [_tokens(host, item, param, encode) for item in items]
+    return [_tokens(host, item, param, encode, cuts) for item in items]
 
 
 def text_of(item: Any, param: str) -> str:
@@ -48,7 +50,7 @@ def _part_text(part: Any, param: str) -> str:
     raise UsageError(f"{param}: this model reads text only, not a part of type `{shown(kind, 40)}`", param=param)
 
 
-def _tokens(host: ModelHost, item: Any, param: str, encode: Encode) -> list[int]:
+def _tokens(host: ModelHost, item: Any, param: str, encode: Encode, cuts: bool) -> list[int]:
     pieces = item if isinstance(item, list) else [item]
     found: list[int] = []
     for at, piece in enumerate(pieces):
@@ -56,7 +58,8 @@ def _tokens(host: ModelHost, item: Any, param: str, encode: Encode) -> list[int]
             found += check_tokens([piece], host.engine.config.vocab_size, param)
         else:
             text = text_of(piece, param)
-            host.check_length(text)
+            if not cuts:
+                host.check_length(text)
             found += encode(text, at == 0)
     if not found:
         raise UsageError(f"{param} is empty; give at least one character", param=param)

@@ -18,6 +18,7 @@ from edge_llm.sources.hub_gguf import choose, is_only_gguf
 from edge_llm.sources.modelslim_files import description_of, files_of, weights_of
 from edge_llm.sources.quantization import load_settings, plain_settings
 from edge_llm.sources.refusals import adapter_refusal
+from edge_llm.sources.sentence_transformers import READING_FILES
 from edge_llm.strict_json import parse_object, read_object
 from edge_llm.text.template_files import TOOL_USE
 
@@ -29,6 +30,7 @@ TEXT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     TOOL_USE,
+    *READING_FILES,
 )
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_TEXTS = ("tokenizer_config.json", "chat_template.jinja", TOOL_USE)

@@ -18,6 +18,7 @@ from edge_llm.formats.model_folder import SourceFolder, open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.text_part import NOTICE
 from edge_llm.progress import StageProgress, ignore
+from edge_llm.sources.sentence_transformers import READING_FILES, with_reading
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.template_files import TOOL_USE, USUAL, read_templates
@@ -31,6 +32,7 @@ DIGESTED = (
     "generation_config.json",
     "chat_template.jinja",
     TOOL_USE,
+    *READING_FILES,
 )
 """Files beside the weights that make a model what it is."""
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
@@ -48,9 +50,11 @@ class HuggingFaceSource:
         self.folder = folder
         self._weights = self._open_weights(folder)
         try:
-            self.config = self._read_config(self._weights.config)
+            self.config = with_reading(self._read_config(self._weights.config), folder)
             files = [found for name in (*DIGESTED, *self._beside()) if (found := folder / name).exists()]
             self._files = files + self._weights.files
+            self._prefix = "model." if "embed_tokens.weight" in self._weights.names() else ""
+            """What names lack that were written without the head, as those of Qwen3-Embedding."""
             self._stamps = [stamp(file) for file in self._files]
         except BaseException:
             self._weights.close()
@@ -72,13 +76,13 @@ class HuggingFaceSource:
         return (NOTICE,) if self._weights.is_part else ()
 
     def names(self) -> list[str]:
-        return self._weights.names()
+        return [self._prefix + name for name in self._weights.names()]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._weights.shape(name)
+        return self._weights.shape(name.removeprefix(self._prefix))
 
     def read(self, name: str) -> np.ndarray:
-        return self._weights.read(name)
+        return self._weights.read(name.removeprefix(self._prefix))
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_folder(self.folder, self.config.vocab_size)

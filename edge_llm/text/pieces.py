@@ -19,6 +19,8 @@ class Pieces:
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
         self._dropped_first: str | None = None
+        self._inside: str | None = None  # what WordPiece puts before pieces that do not begin a word
+        self._closed_up: tuple[str, ...] = ()  # pieces that stand without a space before them
         if backend.decoder is None:
             raise UnsupportedModel("the tokenizer has no decoder; save the model's own tokenizer.json again")
         step = json.loads(backend.decoder.__getstate__())
@@ -39,13 +41,19 @@ class Pieces:
             self._replace.append((part["pattern"]["String"], part["content"]))
         elif kind == "Strip" and part["stop"] == 0:
             self.strip_start, self.strip_content = part["start"], part["content"]
+        elif kind == "WordPiece":
+            self._inside, self._closed_up = part["prefix"], (".", "?", "!", ",") if part["cleanup"] else ()
+            self.strip_start = 1
         elif kind != "Fuse":
             raise UnsupportedModel(
                 f"the tokenizer's decoder `{shown(json.dumps(part))}` does not run here; "
-                "byte-level and SentencePiece-style ones do"
+                "byte-level, SentencePiece-style and WordPiece ones do"
             )
 
     def to_bytes(self, text: str) -> bytes:
+        if self._inside is not None:
+            inside = text.removeprefix(self._inside)
+            return inside.encode() if inside != text or text in self._closed_up else f" {text}".encode()
         if self._byte_level:
             try:
                 return bytes([_BYTE_OF[c] for c in text])

@@ -171,6 +171,18 @@ class Tokenizer:
             return ids
         return [self.bos_id, *ids]
 
+    @cached_property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The control tokens that the post-processor puts before and behind a text, such as [CLS] and [SEP]."""
+        probe = self._run("a", add_special_tokens=True)
+        text = [at for at, special in enumerate(probe.special_tokens_mask) if not special]
+        return (tuple(probe.ids[: text[0]]), tuple(probe.ids[text[-1] + 1 :])) if text else ((), ())
+
+    @property
+    def begun(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The same where a text is to be continued: the bos token, if it begins with one, and nothing."""
+        return ((self.bos_id,) if self.add_bos and self.bos_id is not None else (), ())
+
     def marked(self, text: str) -> str:
         """``text`` with each control token that it spells replaced by a mark, a word that nobody else can know.
 

@@ -22,7 +22,6 @@ from edge_llm.server.ollama.lent import lent
 from edge_llm.server.ollama.options import Asked
 from edge_llm.server.ollama.shapes import Clock
 from edge_llm.server.schemas import ignored_header
-from edge_llm.text.tokenizer import Tokenizer
 
 
 class EmbedBody(Asked):
@@ -101,25 +100,20 @@ async def _vectors(request: Request, body: EmbedBody | EmbeddingsBody) -> _Found
 
 def _prepare(host: ModelHost, body: EmbedBody | EmbeddingsBody) -> tuple[list[list[int]], dict[str, str]]:
     """The tokens of each text, and the answer's headers."""
-    texts, context = body.texts, host.engine.runner.context
+    texts = body.texts
     left_out: list[str] = []
     if len(texts) > limits.INPUTS:
         raise UsageError(f"input takes at most {limits.INPUTS} texts, got `{len(texts)}`", param="input")
-    prompts = [_tokens(host.engine.tokenizer, text) for text in texts]
-    for at, prompt in enumerate(prompts):
-        if len(prompt) > context:
+    prompts = []
+    for text in texts:
+        try:
+            prompts.append(host.engine.text_tokens(text))
+        except ContextOverflow:
             if body.truncate is False:
-                raise ContextOverflow(len(prompt), context)
-            prompts[at] = prompt[:context]
+                raise
+            prompts.append(host.engine.text_tokens(text, truncate=True))
             left_out = ["input.end"]
     return prompts, ignored_header([*body.ignored(), *left_out])
-
-
-def _tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    tokens = tokenizer.encode(text, add_bos=tokenizer.add_bos)
-    if not tokens:
-        raise UsageError("input is empty; give at least one character", param="input")
-    return tokens
 
 
 def _rows(vectors: np.ndarray, dimensions: int | None) -> Iterator[list[float]]:

@@ -201,6 +201,8 @@ def _fills_gaps(model: ModelStatus, known: _Known) -> bool:
 
 def _capabilities(known: _Known) -> list[str]:
     """What requests may ask of it: tools are explained to a model whose template knows none."""
+    if known.config is not None and describe(known.config).is_encoder:
+        return ["embedding"]
     thinks = Wish(True).fulfilled(known.template)
     return ["completion", "tools", *(["thinking"] if thinks else [])]
 

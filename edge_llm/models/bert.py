@@ -1,0 +1,15 @@
+"""BERT (arXiv 1810.04805), and the encoders of its kind: MiniLM, BGE, E5, GTE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_llm.config import ModelConfig
+from edge_llm.models.encoder import encoder
+
+ARCHITECTURES = ("BertModel", "BertForMaskedLM")
+
+
+def config(raw: dict[str, Any]) -> ModelConfig:
+    """Read a ``model_type: bert`` config.json."""
+    return encoder(raw, "bert.")
