@@ -304,9 +304,10 @@ export class Conversation {
     this.messages = this.messages.filter(one => !doomed.includes(one));
     this.#tree = treeOf(this.messages);
     await this.store.remove(chat.id, doomed, false);
-    await this.#show(others.length ? leafOf(this.#tree, others.at(-1)).id : message.parent);
+    const shown = this.#show(others.length ? leafOf(this.#tree, others.at(-1)).id : message.parent);
     if (this.path.length) this.walk(-1);
     else at("text").focus();
+    await shown;
     toast(doomed.length > 1 ? `${doomed.length} messages deleted` : "Message deleted", {label: "Undo", on: async () => {
       await this.store.save(null, ...doomed);
       if (this.chat !== chat) return;
