@@ -295,5 +295,5 @@ def digest_of_results() -> str:
 
 def test_every_processor_gives_the_same_bits() -> None:
     assert digest_of_results() == "b8992d71ebe0e17f4a8a06eef1fccb083f4063e145704554dd32878f79e1c42d"
-    script = f"import hashlib\nimport numpy as np\nfrom kernels import floats\n{inspect.getsource(digest_of_results)}"
+    script = f"import hashlib\nimport numpy as np\nfrom edge_llm.kernels import floats\n{inspect.getsource(digest_of_results)}"
     assert run_on_another_processor(f"{script}\nprint(digest_of_results())").strip() == digest_of_results()
