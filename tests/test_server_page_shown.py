@@ -191,6 +191,7 @@ def test_all_of_it_by_keyboard(service, tab):
     tab.press("Delete")
     tab.wait("document.querySelector('.welcome') && !document.querySelector('#chats .row')")
     tab.run("document.activeElement.blur()")
+    tab.wait("document.querySelector('.toast button')")
     tab.press("Ctrl+z")
     tab.wait("document.querySelectorAll('article').length === 2 && document.querySelector('#chats .row')")
     tab.press("Alt+ArrowUp")
@@ -199,6 +200,7 @@ def test_all_of_it_by_keyboard(service, tab):
     assert tab.run("document.activeElement.ariaLabel") == "Delete from here on"
     tab.press("Enter")
     tab.wait("document.querySelectorAll('article').length === 1 && document.activeElement.className.startsWith('user')")
+    tab.wait("document.querySelector('.toast button')")
     tab.press("Ctrl+z")
     tab.wait("document.querySelectorAll('article').length === 2")
     tab.press("Ctrl+i")
