@@ -39,7 +39,6 @@ def test_the_kinds_of_a_prompt_and_of_steps_add_up_to_their_time(engine):
         assert set(work.seconds) <= set(WORK_KINDS)
         assert {"products", "attention", "keys", "output"} <= set(work.seconds)
         assert all(taken > 0 for taken in work.seconds.values())
-        assert work.seconds["products"] > work.seconds["keys"]
     assert inside.step.runs >= 2
     assert sum(inside.prompt.work.seconds.values()) >= inside.prompt.seconds
 

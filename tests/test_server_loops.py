@@ -82,7 +82,7 @@ def test_a_loop_is_a_length_that_says_what_stopped_it(client, looping):
     assert (choice.finish_reason, choice.model_extra, reply.usage.completion_tokens) == ("length", LOOP, LIMITS.fewest)
     assert choice.finish_reason in typing.get_args(type(choice).model_fields["finish_reason"].annotation)
     text = client.completions.create(model="builtin", prompt="Once", extra_body=looping)
-    assert (text.choices[0].finish_reason, text.choices[0].model_extra) == ("length", LOOP)
+    assert (text.choices[0].finish_reason, text.choices[0].model_extra["stopped_by"]) == ("length", LOOP["stopped_by"])
     for stream in (
         client.chat.completions.create(model="builtin", messages=ASK, stream=True, extra_body=looping),
         client.completions.create(model="builtin", prompt="Once", stream=True, extra_body=looping),

@@ -57,7 +57,7 @@ def test_drafts_belong_to_their_chat(service, tab):
     tab.reload()
     assert tab.wait("document.querySelector('.editor textarea')?.value") == "one edited"
     tab.press("Ctrl+,")
-    assert tab.run("document.querySelector('#system').value") == "Be brief"
+    assert tab.wait("document.querySelector('#system')?.value") == "Be brief"
     tab.press("Ctrl+Shift+o")
     tab.wait("document.querySelector('.chip')")
     assert tab.run("document.querySelector('#text').value") == "for another"
