@@ -231,12 +231,19 @@ class Tab:
         return None if "exceptionDetails" in found else found["result"].get("value")  # a page that comes lacks its parts
 
     def click(self, selector):
-        """Press the mouse in the middle of an element."""
-        code = """(() => {
-          const one = document.querySelector(%s);
-          one?.scrollIntoView({block: "nearest"});
-          const box = one?.getBoundingClientRect();
-          return box?.width ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+        """Press the mouse in the middle of an element, which no longer moves and which nothing lies upon."""
+        code = """(async () => {
+          const middle = () => {
+            const one = document.querySelector(%s);
+            one?.scrollIntoView({block: "nearest"});
+            const box = one?.getBoundingClientRect();
+            const found = box?.width ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+            return found && one.contains(document.elementFromPoint(...found)) ? found : null;
+          };
+          const before = middle();
+          await new Promise((done) => setTimeout(done, 20));
+          const now = middle();
+          return before && now && before[0] === now[0] && before[1] === now[1] ? now : null;
         })()"""
         x, y = self.wait(code % json.dumps(selector))
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
