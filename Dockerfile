@@ -5,11 +5,14 @@
 #   docker exec edge-llm edge-llm import Qwen/Qwen3-0.6B --name qwen
 #
 # In the container it listens on every address, or nobody outside could reach it; so it asks for a key.
+# The wheels of `python assets/wheels.py`, where dist has them, are for both processors; without them the kernels are compiled.
 FROM python:3.13-slim-bookworm AS build
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
-RUN python -m venv /opt/edge-llm && /opt/edge-llm/bin/pip install --no-cache-dir --disable-pip-version-check .
+RUN set -e; \
+    if ls dist/*.whl >/dev/null 2>&1; then what="--only-binary edge-llm --find-links dist edge-llm"; \
+    else apt-get update; apt-get install -y --no-install-recommends g++; what=.; fi; \
+    python -m venv /opt/edge-llm; /opt/edge-llm/bin/pip install --no-cache-dir --disable-pip-version-check $what
 
 FROM python:3.13-slim-bookworm
 LABEL org.opencontainers.image.title="edge-llm" org.opencontainers.image.licenses="Apache-2.0"
