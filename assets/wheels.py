@@ -161,6 +161,7 @@ exec '{tools.zig}' c++ -target {processor}-linux-{libc} "$@"
         "CMAKE_CXX_COMPILER": folder / "c++",
         "CMAKE_AR": folder / "ar",
         "CMAKE_RANLIB": folder / "ranlib",
+        "CMAKE_CXX_FLAGS_INIT": "-include stdio.h",  # nanobind's stable ABI has it from g++'s library only
     }
     file = folder / "toolchain.cmake"
     file.write_text("".join(f'set({name} "{value}")\n' for name, value in settings.items()))
