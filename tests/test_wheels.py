@@ -52,6 +52,15 @@ def test_sources_and_caches_stay_out(problems, name):
     assert name in problems({MODULE: X86, name: b""})
 
 
+@pytest.mark.parametrize(
+    ("tags", "fits"),
+    [("manylinux_2_24_x86_64.manylinux_2_28_x86_64", True), ("manylinux_2_28_x86_64", True), ("manylinux_2_31_x86_64", False),
+     ("manylinux_2_24_aarch64", False), ("linux_x86_64", False)],
+)  # fmt: skip
+def test_old_systems_can_install_it(wheels, tags, fits):
+    assert wheels.runs_on(f"edge_llm-0.1.0-cp312-abi3-{tags}.whl", "x86_64") is fits
+
+
 def test_the_module_is_one_and_for_the_processor(problems):
     assert "one edge_llm/kernels/_native is wanted" in problems({})
     assert "one edge_llm/kernels/_native is wanted" in problems({MODULE: X86, MODULE.replace("abi3", "cpython-311"): X86})
