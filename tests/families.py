@@ -10,6 +10,12 @@ import numpy as np
 import pytest
 from model_files import VOCAB_SIZE, write_tokenizer
 
+from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.description import decode_description, encode_description, model_record
+from edge_llm.formats.model_folder import open_model_folder
+from edge_llm.models import describe, load_config
+from edge_llm.models.reference import FloatModel
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 COMMON = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -193,6 +199,27 @@ def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder, model
+
+
+def float_model(folder: Path) -> FloatModel:
+    """The model in ``folder`` by our float path."""
+    with open_model_folder(folder) as source:
+        return FloatModel(source, load_config(source.config))
+
+
+def assert_float_path(folder: Path, theirs: np.ndarray, tokens: list[int]) -> None:
+    """Our float path of the model in ``folder`` gives ``theirs``, the logits of transformers: float32 [tokens, vocabulary]."""
+    ours = float_model(folder).forward(tokens)
+    assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
+    assert ours.argmax(-1).tolist() == theirs.argmax(-1).tolist()
+
+
+def assert_described(folder: Path, bundle: Bundle) -> None:
+    """``bundle`` carries the description of the model in ``folder``, which a manifest can hold."""
+    with open_model_folder(folder) as source:
+        config = load_config(source.config)
+    record = json.loads(json.dumps([encode_description(describe(config)), model_record(config)]))
+    assert decode_description(*record, most_layers=100).decoder == describe(config) == bundle.config.decoder
 
 
 def logits_of(model: Any, tokens: list[int]) -> np.ndarray:

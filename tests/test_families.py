@@ -1,10 +1,9 @@
 """Every family: its float path is transformers', and its INT8 path gives one result in every way there is."""
 
-import json
 
 import numpy as np
 import pytest
-from families import EVERY, family_folder, logits_of
+from families import EVERY, assert_described, assert_float_path, family_folder, float_model, logits_of
 from model_files import VOCAB_SIZE
 
 from edge_llm.ascend.devices.card.layers import missing
@@ -13,10 +12,7 @@ from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.description import decode_description, encode_description, model_record
-from edge_llm.formats.model_folder import open_model_folder
-from edge_llm.models import describe, load_config
-from edge_llm.models.reference import FloatModel, layer_forward
+from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
@@ -39,24 +35,13 @@ def bundle(family):
         yield opened
 
 
-def float_model(folder):
-    with open_model_folder(folder) as source:
-        return FloatModel(source, load_config(source.config))
-
-
 def test_the_float_path_is_that_of_transformers(family):
-    folder, theirs = family
-    ours = float_model(folder).forward(TOKENS)
-    assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
-    assert ours.argmax(-1).tolist() == theirs.argmax(-1).tolist()
+    assert_float_path(*family, TOKENS)
 
 
 def test_a_bundle_carries_its_description(family, bundle):
     folder, _ = family
-    with open_model_folder(folder) as source:
-        config = load_config(source.config)
-    record = json.loads(json.dumps([encode_description(describe(config)), model_record(config)]))
-    assert decode_description(*record, most_layers=100).decoder == describe(config) == bundle.config.decoder
+    assert_described(folder, bundle)
 
 
 def test_gradients_are_differences(family):

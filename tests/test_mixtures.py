@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from block_files import NUMBERS, random_blocks
-from families import MIXTURES, family_folder, logits_of
+from families import MIXTURES, assert_described, assert_float_path, family_folder, float_model, logits_of
 from gguf_families import family_gguf, family_pairs, family_tensors
 from gguf_files import gguf_bytes, tokenizer_pairs
 from model_files import VOCAB_SIZE
@@ -20,11 +20,9 @@ from edge_llm.convert.importer import import_model
 from edge_llm.devices.base import WatchedOp
 from edge_llm.errors import DeviceError, NumericError, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.description import decode_description, encode_description, model_record
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, group_units
-from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.kernels.blocks import KINDS
-from edge_llm.models import describe, load_config
+from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import check_tensors
@@ -53,24 +51,13 @@ def bundle(family):
         yield opened
 
 
-def float_model(folder):
-    with open_model_folder(folder) as source:
-        return FloatModel(source, load_config(source.config))
-
-
 def test_the_float_path_is_that_of_transformers(family):
-    folder, theirs = family
-    ours = float_model(folder).forward(TOKENS)
-    assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
-    assert ours.argmax(-1).tolist() == theirs.argmax(-1).tolist()
+    assert_float_path(*family, TOKENS)
 
 
 def test_a_bundle_carries_its_description(family, bundle):
     folder, _ = family
-    with open_model_folder(folder) as source:
-        config = load_config(source.config)
-    record = json.loads(json.dumps([encode_description(describe(config)), model_record(config)]))
-    assert decode_description(*record, most_layers=100).decoder == describe(config) == bundle.config.decoder
+    assert_described(folder, bundle)
 
 
 def test_gradients_are_differences(family):

@@ -19,11 +19,14 @@ import tarfile
 import urllib.request
 from collections import Counter, defaultdict
 from pathlib import Path
-from xml.etree import ElementTree
 
 from edge_llm.paths import find_bundle
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # a script's own folder is there, the tests' is not
+
+from foreign_tests import outcomes_in, python_with, report_lost  # noqa: E402
+
 RESULTS = HERE / "results.json"
 PACKAGE, VERSION = "vllm", "0.33.0"
 NEEDS = (
@@ -95,9 +98,7 @@ def main() -> int:
     if asked.write:
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
         return 0
-    lost = sorted(set(json.loads(RESULTS.read_text())["passed"]) - set(passed))
-    print(*(f"passed before: {name}" for name in lost), sep="\n")
-    return 1 if lost else 0
+    return report_lost(json.loads(RESULTS.read_text())["passed"], passed)
 
 
 def results(found: dict[str, str]) -> dict[str, object]:
@@ -125,21 +126,12 @@ def outcomes(suite: Path, asked: argparse.Namespace) -> dict[str, str]:
     }  # fmt: skip
     tests = [f"tests/entrypoints/{name}" for name in asked.tests or FILES]
     command = [
-        _python(work), "-m", "pytest", "-p", "stand_ins", "-p", "no:cacheprovider", "--timeout", "240", "-q", "--tb=short",
-        f"--junitxml={report}", *tests,
+        python_with(work, NEEDS), "-m", "pytest", "-p", "stand_ins", "-p", "no:cacheprovider", "--timeout", "240", "-q",
+        "--tb=short", f"--junitxml={report}", *tests,
     ]  # fmt: skip
     with (work / "log.txt").open("wb") as log:
         subprocess.run(command, cwd=suite, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-    return {_name(case): _outcome(case) for case in ElementTree.parse(report).iter("testcase")}
-
-
-def _name(case: ElementTree.Element) -> str:
-    return f"{case.get('classname', '').removeprefix('tests.entrypoints.').replace('.', '/')}.py::{case.get('name')}"
-
-
-def _outcome(case: ElementTree.Element) -> str:
-    kinds = {inner.tag for inner in case}
-    return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+    return outcomes_in(report, lambda module: module.removeprefix("tests.entrypoints.").replace(".", "/"))
 
 
 def _suite(work: Path) -> Path:
@@ -163,16 +155,6 @@ def _address(name: str) -> str:
     asked = urllib.request.Request(f"https://pypi.org/simple/{PACKAGE}/", headers={"Accept": kind})
     with urllib.request.urlopen(asked, timeout=60) as reply:
         return next(one["url"] for one in json.load(reply)["files"] if one["filename"] == name)
-
-
-def _python(work: Path) -> str:
-    """A Python with what the tests need, made once."""
-    folder = work / "venv"
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(folder / "bin/python"), "-m", "pip", "install", "-q", *NEEDS], check=True)
-        (folder / "ready").touch()
-    return str(folder / "bin/python")
 
 
 def _arguments() -> argparse.Namespace:
