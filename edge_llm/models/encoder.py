@@ -43,7 +43,8 @@ def encoder(raw: dict[str, Any], inside: str, *, padded: bool = False) -> ModelC
     if shape.context <= first:
         raise InvalidModel(f"config.json: max_position_embeddings `{shape.context}` leaves no position behind the padding")
     prefix = inside if any(not name.endswith("Model") for name in raw.get("architectures") or []) else ""
-    layers = _layers(shape, prefix, first, fields.integer("type_vocab_size", 0, 1024, 2), _activation(raw))
+    activation = read_activation(raw, "hidden_act", default="gelu")
+    layers = _layers(shape, prefix, first, fields.integer("type_vocab_size", 0, 1024, 2), activation)
     last = _norm(shape, "final_norm", f"{prefix}encoder.layer.{shape.layers - 1}.output.LayerNorm", HIDDEN, "normed")
     output = Linear("output", (SourceRows("lm_head", shape.vocab),), shape.hidden, reads="normed", writes="logits")
     decoder = Decoder(
@@ -62,10 +63,6 @@ def encoder(raw: dict[str, Any], inside: str, *, padded: bool = False) -> ModelC
         tied_embeddings=True,
         decoder=decoder,
     )
-
-
-def _activation(raw: dict[str, Any]) -> str:
-    return read_activation(raw, "hidden_act", default="gelu")
 
 
 def _layers(shape: Shape, prefix: str, first: int, types: int, activation: str) -> list[tuple[Operation, ...]]:

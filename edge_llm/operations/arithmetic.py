@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.kernels import floats
+from edge_llm.kernels import ThreadPool, floats
 from edge_llm.operations.base import NUMPY, Arithmetic, FloatLinear
 
 SAME_BITS = Arithmetic(floats.product, floats.exp, floats.attention)
 """By the calling thread; the same bits on every processor."""
+
+
+def same_bits_by(pool: ThreadPool) -> Arithmetic:
+    """`SAME_BITS`, whose products the threads of ``pool`` share."""
+    return replace(SAME_BITS, product=lambda x, weight: floats.product(x, weight, pool))
 
 
 def apply_float(weights: FloatLinear, x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:

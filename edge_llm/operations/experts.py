@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from edge_llm.config import DEFAULT_SCHEME
-from edge_llm.kernels import floats
-from edge_llm.operations.arithmetic import SAME_BITS
+from edge_llm.operations.arithmetic import same_bits_by
 from edge_llm.operations.base import Back, Buffers, FloatRun, Gain, HeadTurns, Op, Operation, Passes
 from edge_llm.operations.glu import GLU
 from edge_llm.operations.linear import Linear, SourceRows
@@ -221,7 +220,7 @@ class Experts(Operation):
 
     def _apply(self, weights: Sequence[HostWeight], call: HostCall, x: np.ndarray) -> np.ndarray:
         """What the experts make of the rows x: a linear gives a row the same beside any others."""
-        arithmetic = replace(SAME_BITS, product=lambda a, b: floats.product(a, b, call.pool))
+        arithmetic = same_bits_by(call.pool)
         y = np.zeros_like(x)
         for expert, rows, shares in self.router.routes(x, call.gains, arithmetic).by_expert():
             gate_up, down = weights[_LINEARS * expert : _LINEARS * (expert + 1)]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edge_llm.kernels import floats
-from edge_llm.operations.arithmetic import SAME_BITS, sigmoid
+from edge_llm.operations.arithmetic import same_bits_by, sigmoid
 from edge_llm.operations.base import Arithmetic, Back, Buffers, FloatRun, Gain, Op, Operation, Passes
 
 if TYPE_CHECKING:
@@ -80,10 +79,10 @@ class RowGate(Operation):
     def add_call(self, call: HostCall) -> None:
         x, by, out = call.buffers[self.reads], call.buffers[self.by], call.buffers[self.writes]
         add, gain = call.buffers[self.adds] if self.adds else None, call.gains[self.gain.name]
-        same_bits = Arithmetic(lambda a, b: floats.product(a, b, call.pool), SAME_BITS.exp)
+        arithmetic = same_bits_by(call.pool)
 
         def step(rows: int, late: np.ndarray | None) -> None:
-            y = x[:rows] * self._shares(by[:rows], gain, same_bits)
+            y = x[:rows] * self._shares(by[:rows], gain, arithmetic)
             if add is None:
                 out[:rows] = y
             else:
