@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_server_run import LONG, leave, served, wait_for_requests
 
@@ -180,6 +180,7 @@ GOOD = {"names": ["x"], "host": "127.0.0.1", "port": 1, "pid": 2**31 - 1, "began
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example({"host": 7})
 @given(st.fixed_dictionaries({}, optional=WRITTEN))
 def test_whatever_stands_in_a_file_ends_neither_ps_nor_stop(call, written):
     """One odd value among good ones, or several."""

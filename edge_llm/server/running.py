@@ -195,6 +195,7 @@ def _server(data: bytes) -> Running | None:
         whole = all(type(value) is int and least <= value <= most for value, least, most in numbers)
         times = all(type(value) in (int, float) and 0 <= value < LATE for value in (server.since, server.drain_seconds))
         named = bool(server.names) and all(isinstance(name, str) for name in server.names)
+        named = named and isinstance(server.host, str)  # `ip_address` takes a number too
         named = named and isinstance(server.key, str) and _KEY.fullmatch(server.key) is not None
         return server if whole and times and named else None
     except (EdgeLLMError, KeyError, TypeError, ValueError):  # of another version, or somebody wrote it
