@@ -1,0 +1,245 @@
+"""Which expert leaves its slot where a cache of experts is full: policies without I/O over the slots of every layer.
+
+A token walks through the layers in order, so a cache that is smaller than one walk and forgets by time alone forgets just
+what comes next.  Every layer has slots of its own, therefore, as many as any other, and its experts compete with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class Key(NamedTuple):
+    """An expert of a layer."""
+
+    layer: int
+    expert: int
+
+
+class Policy(Protocol):
+    """Chooses who leaves.  The same calls in the same order give the same choices."""
+
+    def touched(self, key: Key) -> None:
+        """A step uses ``key``, whether it is in memory or not; once a step."""
+        ...
+
+    def admitted(self, key: Key) -> None:
+        """``key`` has a slot from now on."""
+        ...
+
+    def victim(self, keys: Collection[Key]) -> Key:
+        """Which of ``keys`` leaves its slot: they are of one layer, in memory, and may go; there is at least one."""
+        ...
+
+
+class _Clocks:
+    """The time of every layer: how often a step has used one of its experts."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, int] = defaultdict(int)
+
+    def tick(self, layer: int) -> int:
+        self._now[layer] += 1
+        return self._now[layer]
+
+    def now(self, layer: int) -> int:
+        return self._now[layer]
+
+
+class _Fading:
+    """How often keys were used, an older use counting less: half as much after ``half_life`` uses of the layer's experts."""
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._seen: dict[Key, tuple[float, int]] = {}
+
+    def add(self, key: Key, now: int) -> None:
+        self._seen[key] = (self.at(key, now) + 1, now)
+
+    def at(self, key: Key, now: int) -> float:
+        count, then = self._seen.get(key, (0.0, now))
+        return count * math.exp2((then - now) / self._half_life)
+
+
+class LeastRecent:
+    """The expert leaves that was not used for longest."""
+
+    def __init__(self) -> None:
+        self._clocks = _Clocks()
+        self._last: dict[Key, int] = {}
+
+    def touched(self, key: Key) -> None:
+        self._last[key] = self._clocks.tick(key.layer)
+
+    def admitted(self, key: Key) -> None:
+        pass
+
+    def victim(self, keys: Collection[Key]) -> Key:
+        return min(keys, key=lambda key: (self._last.get(key, 0), key))
+
+
+class LeastFrequent:
+    """The expert leaves that was used least, whether it was in memory then or not; an older use counts less."""
+
+    def __init__(self, half_life: float) -> None:
+        """``half_life`` in uses of a layer's experts."""
+        self._clocks = _Clocks()
+        self._counts = _Fading(half_life)
+
+    def touched(self, key: Key) -> None:
+        self._counts.add(key, self._clocks.tick(key.layer))
+
+    def admitted(self, key: Key) -> None:
+        pass
+
+    def victim(self, keys: Collection[Key]) -> Key:
+        return min(keys, key=lambda key: (self._counts.at(key, self._clocks.now(key.layer)), key))
+
+
+class FrequentAndRecent:
+    """The expert leaves that is used least in the long run and now: a sum of two counts, one that forgets slowly and one fast.
+
+    The slow one knows which experts a model likes, the fast one which of them the text at hand wants.
+    """
+
+    def __init__(self, slow: float, fast: float, weight: float = 1.0) -> None:
+        """Half-lives in uses of a layer's experts, and what the fast count is multiplied with."""
+        self._clocks = _Clocks()
+        self._slow, self._fast, self._weight = _Fading(slow), _Fading(fast), weight
+
+    def touched(self, key: Key) -> None:
+        now = self._clocks.tick(key.layer)
+        self._slow.add(key, now)
+        self._fast.add(key, now)
+
+    def admitted(self, key: Key) -> None:
+        pass
+
+    def victim(self, keys: Collection[Key]) -> Key:
+        return min(keys, key=lambda key: (self._worth(key), key))
+
+    def _worth(self, key: Key) -> float:
+        now = self._clocks.now(key.layer)
+        return self._slow.at(key, now) + self._weight * self._fast.at(key, now)
+
+
+class Optimum:
+    """The expert leaves whose next use is farthest away (Belady's MIN), which one has to know beforehand.
+
+    Where no step uses more experts than there are slots, no policy reads fewer.
+    """
+
+    def __init__(self, uses: Iterable[Key]) -> None:
+        """``uses``: with what `touched` will be called, in order."""
+        self._ahead: dict[Key, list[int]] = defaultdict(list)  # when, the next last
+        self._clocks = _Clocks()
+        for key in uses:
+            self._ahead[key].append(self._clocks.tick(key.layer))
+        for times in self._ahead.values():
+            times.reverse()
+        self._clocks = _Clocks()
+
+    def touched(self, key: Key) -> None:
+        """Raises ValueError for a use that was not foretold."""
+        now, times = self._clocks.tick(key.layer), self._ahead.get(key)
+        if not times or times.pop() != now:
+            raise ValueError(f"use {now} of layer {key.layer} is of expert {key.expert}, which was not foretold")
+
+    def admitted(self, key: Key) -> None:
+        pass
+
+    def victim(self, keys: Collection[Key]) -> Key:
+        return min(keys, key=lambda key: (-self._next(key), key))
+
+    def _next(self, key: Key) -> float:
+        times = self._ahead.get(key)
+        return times[-1] if times else math.inf
+
+
+LRU, LFU, DEFAULT, OPTIMUM = "lru", "lfu", "lrfu", "optimum"
+_SLOW, _FAST = 16, 1
+"""Half-lives of the default, in uses per expert of the layer."""
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    LRU: lambda experts: LeastRecent(),
+    LFU: lambda experts: LeastFrequent(_SLOW * experts),
+    DEFAULT: lambda experts: FrequentAndRecent(_SLOW * experts, _FAST * experts),
+}
+"""What makes a policy for layers of so many experts, by its name; `Optimum` is none of them."""
+
+
+def policy_of(name: str, experts: int) -> Policy:
+    """The policy ``name`` of `POLICIES` for layers of so many ``experts``."""
+    return POLICIES[name](experts)
+
+
+class Taken(NamedTuple):
+    """A use of an expert that a step makes."""
+
+    expert: int
+    is_read: bool
+    """Whether it has to be read: it was not in memory."""
+    leaves: int | None
+    """Which expert gives it its slot; None where one was free, or nothing is read."""
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What was used and what had to be read for it."""
+
+    used: int = 0
+    """Experts that steps used: one counts once a step, for all of its rows."""
+    read: int = 0
+    """Of these, how many were not in memory."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of uses that found their expert in memory; 1 where there were none."""
+        return 1 - self.read / self.used if self.used else 1.0
+
+    def __add__(self, other: Uses) -> Uses:
+        return Uses(self.used + other.used, self.read + other.read)
+
+
+class Slots:
+    """Which experts are in memory: every layer has ``quota`` slots, and ``policy`` says who leaves them."""
+
+    def __init__(self, policy: Policy, quota: int) -> None:
+        """Raises ValueError for fewer than one slot."""
+        if quota < 1:
+            raise ValueError(f"{quota} slots hold no expert")
+        self._policy, self.quota = policy, quota
+        self._held: dict[int, set[int]] = defaultdict(set)
+
+    def held(self, layer: int) -> frozenset[int]:
+        """The experts of ``layer`` in memory."""
+        return frozenset(self._held[layer])
+
+    def take(self, layer: int, experts: Sequence[int]) -> list[Taken]:
+        """A step uses ``experts``, each once, for all rows that go there: what is used in which order, and who leaves.
+
+        What is in memory is used first, so that it may leave for the rest where a step uses more experts than there are slots.
+        """
+        held, wanted = self._held[layer], sorted(set(experts))
+        for expert in wanted:
+            self._policy.touched(Key(layer, expert))
+        there, missing = [one for one in wanted if one in held], [one for one in wanted if one not in held]
+        return [*(Taken(one, False, None) for one in there), *(self._admit(layer, one, wanted) for one in missing)]
+
+    def _admit(self, layer: int, expert: int, wanted: Sequence[int]) -> Taken:
+        held, leaves = self._held[layer], None
+        if len(held) == self.quota:
+            may_go = held.difference(wanted) or held
+            leaves = self._policy.victim([Key(layer, one) for one in sorted(may_go)]).expert
+            held.remove(leaves)
+        held.add(expert)
+        self._policy.admitted(Key(layer, expert))
+        return Taken(expert, True, leaves)
+
+
+def uses_of(taken: Sequence[Taken]) -> Uses:
+    """What one step of a layer counts."""
+    return Uses(len(taken), sum(one.is_read for one in taken))
