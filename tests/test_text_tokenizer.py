@@ -373,6 +373,33 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 64 << 10  # KiB, for 1 MB of text; at once it took 300 MiB
 
 
+def test_a_tokenizer_that_is_gone_keeps_no_memory(tmp_path: Path) -> None:
+    """Nor do the threads that it worked in: a server loads models for as long as it runs."""
+    write_tokenizer(tmp_path)
+    code = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from edge_llm.text.tokenizer import Tokenizer
+together, texts = Barrier(4), [" ".join(f"{thread}ab{word}cd" for word in range(4000)) for thread in range(4)]
+def encode(text):
+    together.wait()
+    return tokenizer.encode(text)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+with ThreadPoolExecutor(4) as threads:
+    for turn in range(8):
+        tokenizer = Tokenizer.from_folder(Path(sys.argv[1]), vocab_size=int(sys.argv[2]))
+        assert all(threads.map(encode, texts))
+        if turn == 1:
+            before = resident()
+print(resident() - before)
+"""
+    grown = subprocess.run([sys.executable, "-c", code, tmp_path, str(VOCAB_SIZE)], capture_output=True, text=True, check=True)
+    assert int(grown.stdout) < 2 << 20
+
+
 @pytest.mark.thorough(keep=6)
 @every_style
 @pytest.mark.parametrize("flags", [{}, {"rstrip": True}, {"lstrip": True}], ids=str)
