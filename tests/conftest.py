@@ -45,6 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("edge-llm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("edge-llm thorough", settings.get_profile("edge-llm"), derandomize=True)
 settings.load_profile("edge-llm")  # no test fails because the machine is busy
 
 
@@ -59,7 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Who names files, a marker or a keyword gets all that they name; the processes of xdist are told by the option."""
+    """Who names files, a marker or a keyword gets all that they name; the processes of xdist are told by the option.
+
+    With --thorough hypothesis draws the same examples again for the same tests: the verdict on a commit can be repeated.
+    """
+    config.option.same_examples = getattr(config.option, "same_examples", config.option.thorough)
+    if config.option.same_examples:
+        settings.load_profile("edge-llm thorough")
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.markexpr or config.option.keyword
     config.option.thorough = bool(config.option.thorough or named)
 

@@ -159,6 +159,7 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path):
         (["--prefix-cache", "much"], 2, "prefix cache"), (["--device", "nowhere"], 2, "no device `nowhere`"),
         (["--cpus", "4000"], 2, "may not use CPU 4000"),
         (["--keep-alive", "soon"], 2, "--keep-alive takes seconds"), (["--models-memory", "0"], 2, "--models-memory must be"),
+        (["--models-memory", "500%"], 2, "of which"),
         (["--alias", "x"], 2, "--alias is another name for one model"),
         *((["--port", "0", "--host", host], 2, "not an address") for host in
           ("a" * 70, "a" * 70 + ".com", "a..b", "", " ", "\udcff", "a" * 300, "1.2.3.4.5", "b\u00fccher.invalid", "::1%nope")),
@@ -169,6 +170,16 @@ def test_mistakes_are_one_line(capsys, arguments, code, words):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--strict-models",), ("--yes",), ("--no-store",), ("builtin", "--keep-alive", "5m")], ids=" ".join
+)
+def test_an_option_without_effect_is_named(capsys, arguments):
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it ends at once
+        assert run(["serve", *arguments, "--port", str(taken.getsockname()[1])]) == 1
+    named = next(word for word in arguments if word.startswith("--"))
+    assert f"{named} has no effect: " in capsys.readouterr().err
 
 
 def test_a_port_that_another_has_is_no_misuse(capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -94,9 +94,12 @@ def serve_command(
     opener = partial(_opened, answering, queue, batch_window / 1e3)
     journal = Journal(note if not quiet else None)
     if model is None:
+        given = {"--strict-models": strict_models, "--yes": yes, "--no-store": no_store}
+        _say_unused(given, "every request says which model it wants, of those that are here")
         names, pool, load = _every_model(opener, runtime, aliases, keep_alive, models_memory, journal)
     else:
-        _say_it_stays(keep_alive, models_memory)
+        given = {"--keep-alive": keep_alive is not None, "--models-memory": models_memory is not None}
+        _say_unused(given, "the model that is named is loaded at once, and stays")
         model = model_here(model, runtime, yes=yes, store=not no_store)
         names, pool, load = _one_model(partial(opener, runtime), model, aliases, strict_models, journal)
     listener = listen(chosen)
@@ -155,10 +158,10 @@ def _every_model(
     return [EVERY_MODEL], OnDemandPool(shelf, ledger, keep_alive=seconds, journal=journal), None
 
 
-def _say_it_stays(keep_alive: str | None, models_memory: str | None) -> None:
-    for name, given in (("--keep-alive", keep_alive), ("--models-memory", models_memory)):
-        if given is not None:
-            note(f"{name} has no effect: the model that is named is loaded at once, and stays")
+def _say_unused(given: Mapping[str, bool], why: str) -> None:
+    """A notice for each option of ``given`` that was given, and does nothing because of ``why``."""
+    for name in (name for name, is_given in given.items() if is_given):
+        note(f"{name} has no effect: {why}")
 
 
 def _opened(

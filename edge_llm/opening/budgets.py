@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_llm.config import RuntimeConfig
+from edge_llm.errors import UsageError
+from edge_llm.progress import byte_size
 from edge_llm.resources import free_memory
 from edge_llm.weights.budget import MAX_BYTES, parse_disk, parse_memory
 
@@ -52,6 +54,13 @@ def card_budget(options: RuntimeConfig) -> int | None:
 def models_budget(text: str) -> int:
     """Bytes of main memory that all models of a process may take, by what ``text`` says of those that are free now.
 
-    Raises `UsageError` for what is no size.
+    Raises `UsageError` for what is no size, and for more than is free.
     """
-    return parse_memory(text, free_memory(), "models_memory", of="the memory that is free")
+    free = free_memory()
+    budget = parse_memory(text, free, "models_memory", of="the memory that is free")
+    if budget > free:
+        raise UsageError(
+            f"--models-memory {text} is {byte_size(budget)}, of which {byte_size(free)} are free; give at most 100%",
+            param="models_memory",
+        )
+    return budget
