@@ -11,7 +11,7 @@ from edge_llm.tui.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES += [ROOT / "benchmarks/LOG.md", *sorted((ROOT / "benchmarks/log").glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 CHAT = ROOT / "docs" / "chat.md"
