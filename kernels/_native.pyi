@@ -305,6 +305,33 @@ def row_levels(x: _F32, index: int, pool: ThreadPool, /) -> _F32: ...
 def float_attention(queries: _F32, keys: _F32, values: _F32, scale: float, pool: ThreadPool, /) -> _F32: ...
 def widen(x: npt.NDArray[np.uint16], out: _F32, bfloat16: bool, /) -> float: ...
 
+# ---- mixers with a state of fixed size (bind_recurrent.cpp) ----
+
+def short_convolution(
+    x: _F32, weight: _F32, bias: _F32 | None, tails: _F32, runs: _I32, silu: bool, pool: ThreadPool, out: _F32 | None, /
+) -> _F32: ...
+def recurrent_rates(
+    steps: _F32, bias: _F32, rate: _F32, write: _F32 | None, low: float, high: float, pool: ThreadPool, /
+) -> tuple[_F32, _F32]: ...
+def recurrence(
+    q: _F32,
+    k: _F32,
+    v: _F32,
+    decay: _F32,
+    strength: _F32,
+    skip: _F32 | None,
+    states: _F32,
+    runs: _I32,
+    corrects: bool,
+    pool: ThreadPool,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
+def gated_norm(
+    x: _F32, gate: _F32, gain: _F32, eps: float, group: int, gate_first: bool, pool: ThreadPool, out: _F32 | None, /
+) -> _F32: ...
+def sigmoid_gate(x: _F32, gate: _F32, pool: ThreadPool, out: _F32 | None, /) -> _F32: ...
+
 # ---- embeddings (bind_embedding.cpp) ----
 
 def embedding(

@@ -30,5 +30,6 @@ void bind_w4(nb::module_& module);
 void bind_gptq(nb::module_& module);
 void bind_half(nb::module_& module);
 void bind_blocks(nb::module_& module);
+void bind_recurrent(nb::module_& module);
 
 }  // namespace edge

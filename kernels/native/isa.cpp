@@ -12,20 +12,21 @@
 
 namespace edge {
 
-namespace portable { extern const KernelTable table; }
+namespace portable { extern const KernelTable table; extern const RecurrentKernels recurrent_table; }
 #if defined(EDGE_X86)
-namespace avx2 { extern const KernelTable table; }
-namespace avxvnni { extern const KernelTable table; }
-namespace avx512vnni { extern const KernelTable table; }
+namespace avx2 { extern const KernelTable table; extern const RecurrentKernels recurrent_table; }
+namespace avxvnni { extern const KernelTable table; extern const RecurrentKernels recurrent_table; }
+namespace avx512vnni { extern const KernelTable table; extern const RecurrentKernels recurrent_table; }
 #elif defined(EDGE_ARM64)
-namespace neondot { extern const KernelTable table; }
-namespace neoni8mm { extern const KernelTable table; }
+namespace neondot { extern const KernelTable table; extern const RecurrentKernels recurrent_table; }
+namespace neoni8mm { extern const KernelTable table; extern const RecurrentKernels recurrent_table; }
 #endif
 
 namespace {
 
 struct Variant {
   const KernelTable* table;
+  const RecurrentKernels* recurrent;
   bool supported;
 };
 
@@ -95,34 +96,36 @@ bool has_neoni8mm() { return has_neondot() && all_bits(more_capabilities(), {13 
 
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> all = {
-      {&portable::table, true},
+      {&portable::table, &portable::recurrent_table, true},
 #if defined(EDGE_X86)
-      {&avx2::table, has_avx2()},
-      {&avxvnni::table, has_avxvnni()},
-      {&avx512vnni::table, has_avx512vnni()},
+      {&avx2::table, &avx2::recurrent_table, has_avx2()},
+      {&avxvnni::table, &avxvnni::recurrent_table, has_avxvnni()},
+      {&avx512vnni::table, &avx512vnni::recurrent_table, has_avx512vnni()},
 #elif defined(EDGE_ARM64)
-      {&neondot::table, has_neondot()},
-      {&neoni8mm::table, has_neoni8mm()},
+      {&neondot::table, &neondot::recurrent_table, has_neondot()},
+      {&neoni8mm::table, &neoni8mm::recurrent_table, has_neoni8mm()},
 #endif
   };
   return all;
 }
 
-const KernelTable* best() {
-  const KernelTable* table = nullptr;
+const Variant* best() {
+  const Variant* found = nullptr;
   for (const Variant& variant : variants())
-    if (variant.supported) table = variant.table;
-  return table;
+    if (variant.supported) found = &variant;
+  return found;
 }
 
-std::atomic<const KernelTable*>& chosen() {
-  static std::atomic<const KernelTable*> table{best()};
-  return table;
+std::atomic<const Variant*>& chosen() {
+  static std::atomic<const Variant*> variant{best()};
+  return variant;
 }
 
 }  // namespace
 
-const KernelTable& kernels() { return *chosen().load(std::memory_order_relaxed); }
+const KernelTable& kernels() { return *chosen().load(std::memory_order_relaxed)->table; }
+
+const RecurrentKernels& recurrent_kernels() { return *chosen().load(std::memory_order_relaxed)->recurrent; }
 
 std::vector<std::string> isa_variants() {
   std::vector<std::string> names;
@@ -136,7 +139,7 @@ void use_isa(const std::string& name) {
   for (const Variant& variant : variants()) {
     if (!variant.supported) continue;
     if (name == variant.table->name) {
-      chosen().store(variant.table);
+      chosen().store(&variant);
       return;
     }
     known += known.empty() ? "" : ", ";

@@ -63,4 +63,5 @@ NB_MODULE(_native, module) {
   bind_gptq(module);
   bind_half(module);
   bind_blocks(module);
+  bind_recurrent(module);
 }

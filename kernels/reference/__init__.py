@@ -46,6 +46,7 @@ from edge_llm.kernels.reference.numeric import (
 )
 from edge_llm.kernels.reference.pointwise import activate, exp, gated, head_norm, layer_norm, rms_norm, rope, swiglu, tanh
 from edge_llm.kernels.reference.program import Program
+from edge_llm.kernels.reference.recurrent import gated_norm, rates, recurrence, short_convolution, sigmoid_gate, softplus
 from edge_llm.kernels.reference.sampling import (
     sampling_best,
     sampling_candidates,
@@ -83,6 +84,7 @@ __all__ = [
     "exp2_negative",
     "fma",
     "gated",
+    "gated_norm",
     "gather_rows",
     "half_linear",
     "head_norm",
@@ -101,6 +103,8 @@ __all__ = [
     "paged_attention",
     "quantize",
     "quantize_rows",
+    "rates",
+    "recurrence",
     "reduce_lanes",
     "rms_norm",
     "rope",
@@ -113,6 +117,9 @@ __all__ = [
     "sampling_log_sum",
     "sampling_mask",
     "sampling_masses",
+    "short_convolution",
+    "sigmoid_gate",
+    "softplus",
     "swiglu",
     "tanh",
     "to_lanes",
