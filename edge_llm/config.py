@@ -6,6 +6,7 @@ All are frozen; a change makes a new value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from edge_llm.errors import UsageError
@@ -140,6 +141,8 @@ class RuntimeConfig:
     """Run every linear in float32 on the source's own weights (the oracle), not the INT8 path."""
     shadow: bool = True
     """Add the shadow outliers; off only to see what they are worth."""
+    trace_experts: Path | None = None
+    """Write to this file which experts rows go to; None: nowhere."""
 
     def __post_init__(self) -> None:
         _whole("threads", self.threads, 1, 1024)

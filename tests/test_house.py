@@ -274,7 +274,7 @@ def test_few_files_know_a_kind_of_operation(kind):
     assert others == {f"edge_llm.{name}" for name in KNOWERS[kind]}
 
 
-SIZE_READERS = {"edge_llm.opening.budgets", "edge_llm.cli.cache", "edge_llm.weights.budget"}
+SIZE_READERS = {"edge_llm.opening.budgets", "edge_llm.cli.cache", "edge_llm.cli.bench.experts", "edge_llm.weights.budget"}
 """A size that a user wrote is read where the plan of an opening is made, or by a command that opens nothing."""
 CHANGERS = {f"edge_llm.opening.{name}" for name in ("begin", "carry_out", "runner", "load", "prefix_cache")}
 """Files that bind, read weights or write."""

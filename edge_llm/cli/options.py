@@ -201,7 +201,7 @@ def _is_file(value: str) -> bool:
 
 _RUNTIME = (
     "device", "placement", "keys", "activations", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk",
-    "draft", "float_path", "parallel", "prefix_cache",
+    "draft", "float_path", "parallel", "prefix_cache", "trace_experts",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 

@@ -25,7 +25,7 @@ from edge_llm.cli.options import (
 )
 from edge_llm.cli.piped import is_piped_in, read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
-from edge_llm.cli.values import ANY_MODEL, TEXT
+from edge_llm.cli.values import ANY_MODEL, TEXT, NewFile
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Answer, Delta, Request
@@ -54,6 +54,7 @@ from edge_llm.talk.outcome import AnswerSyntax
     help="With --raw, what spells a control token in the prompt is one; default: yes.",
 )
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
+@click.option("--trace-experts", metavar="FILE", type=NewFile(), help="Write which experts rows go to, for `bench experts`.")
 @click.option("--plain", is_flag=True, help="Print the answer as it was said; on a terminal its Markdown is drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings, device.")
 def run_command(

@@ -20,6 +20,7 @@ from edge_llm.resources import free_memory
 from edge_llm.runner.base import Runner
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.base import Weights
+from edge_llm.weights.recording import RoutingRecorder
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
@@ -100,7 +101,10 @@ def _int8_runner(plan: Plan, device: Device, progress: StageProgress | None, wat
         numeric = replace(plan.runtime, device=device.numerics, placement=device.placement.name)
         pages = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder), plan.prefix_bytes)
     identity = b"" if pages is None else pages.identity
-    return Int8Runner(bundle.config, weights, device, plan.runtime, tables, identity, pages, bundle.decoder, watch)
+    decoder = bundle.decoder
+    if plan.runtime.trace_experts is not None:
+        decoder = RoutingRecorder(plan.runtime.trace_experts, bundle, weights).decoder
+    return Int8Runner(bundle.config, weights, device, plan.runtime, tables, identity, pages, decoder, watch)
 
 
 def read_weights(plan: Plan, progress: StageProgress | None = None) -> Weights:

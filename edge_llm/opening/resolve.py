@@ -29,6 +29,7 @@ from edge_llm.runner.base import FLOAT_SITE, Site
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory, plan_staging
+from edge_llm.weights.recording import traced_shape
 
 PROCESS_BYTES = 42 << 20
 """Memory of a process without a model: Python, NumPy, the tokenizer."""
@@ -50,6 +51,7 @@ def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bun
     Raises `UsageError` for options that are invalid, contradict each other, the model or the machine, for budgets that are too
     small, and for a draft model of another tokenizer; `DeviceError` for a device that was asked for and cannot be used.
     """
+    _check_trace(options, bundle)
     runtime, here = fill_defaults(options, bundle.config, machine)
     gap = machine.auto.remedy if options.device == AUTO and not options.float_path else ""
     notices = (f"--device auto uses the host: {machine.auto.reason}; {gap}",) if gap else ()
@@ -63,6 +65,15 @@ def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bun
     if draft is not None:
         plan = plan.with_draft(_draft_plan(runtime, here, bundle, draft))
     return replace(plan, cpus=None if here is machine else frozenset(here.cpus))
+
+
+def _check_trace(options: RuntimeConfig, bundle: Bundle) -> None:
+    """Raise `UsageError` where routing is to be traced and there is none."""
+    if options.trace_experts is None:
+        return
+    if options.float_path:
+        raise UsageError("--trace-experts records the INT8 path; leave --float out", param="trace_experts")
+    traced_shape(bundle)
 
 
 def _host_options(options: RuntimeConfig, reason: str) -> RuntimeConfig:
@@ -239,7 +250,7 @@ def _draft_plan(options: RuntimeConfig, machine: Machine, target: Bundle, draft:
     if _tokenizer_file(draft) != _tokenizer_file(target):
         raise UsageError(f"the draft model `{options.draft}` has another tokenizer than the model it would help", param="draft")
     context = min(draft.config.context, options.context or draft.config.context)
-    alone = replace(options, memory=None, context=context, draft="none", activations=AUTO)
+    alone = replace(options, memory=None, context=context, draft="none", activations=AUTO, trace_experts=None)
     return _resolved(_host_options(alone, "a draft model runs there"), machine, draft)
 
 

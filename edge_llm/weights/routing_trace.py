@@ -14,12 +14,14 @@ of these and each chunk.  A file may end behind any record, so a run that is kil
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -120,12 +122,12 @@ def read_trace(path: Path) -> RoutingTrace:
 
 
 class TraceWriter:
-    """Writes a trace while it comes about.  Raises `StorageError` where the disk refuses, also when it is closed."""
+    """Writes a trace while it comes about.  Raises `StorageError` where the disk refuses."""
 
     def __init__(self, path: Path, shape: TracedShape) -> None:
         self._path, self._shape, self._bytes = path, shape, 0
         try:
-            self._file: BinaryIO = path.open("wb")
+            self._file = path.open("wb", buffering=0)  # who is killed has written every record
         except OSError as failure:
             raise StorageError(f"cannot write `{shown(path)}`: {failure.strerror}; check the folder") from None
         self._write(encode_head(shape))
@@ -138,20 +140,17 @@ class TraceWriter:
 
     def close(self) -> None:
         """End the file; more than once is fine."""
-        try:
-            self._file.close()
-        except OSError as failure:
-            raise self._refused(failure) from None
+        self._file.close()
 
     def _write(self, data: bytes) -> None:
         try:
-            self._file.write(data)
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as failure:
-            raise self._refused(failure) from None
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._bytes)  # half a record
+            raise StorageError(f"cannot write `{shown(self._path)}`: {failure.strerror}; make room on the disk") from None
         self._bytes += len(data)
-
-    def _refused(self, failure: OSError) -> StorageError:
-        return StorageError(f"cannot write `{shown(self._path)}`: {failure.strerror}; make room on the disk")
 
     def __enter__(self) -> TraceWriter:
         return self

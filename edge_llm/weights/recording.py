@@ -1,0 +1,98 @@
+"""Records where rows go while a model runs: a description whose routers tell what they chose, and the file that keeps it.
+
+What the next layer's router says when it is asked early is recorded beside it, as the guess for that layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.errors import UsageError
+from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.layout import group_units
+from edge_llm.models.layer import Decoder
+from edge_llm.operations.base import Arithmetic
+from edge_llm.operations.early_router import early_router, mixture_of
+from edge_llm.operations.experts import NAME, Experts
+from edge_llm.operations.router import Router, Routes
+from edge_llm.weights.base import Weights
+from edge_llm.weights.routing_trace import RoutedStep, TracedShape, TraceWriter
+
+Told = Callable[[int, np.ndarray, Routes, Arithmetic], None]
+"""Told of a layer, of the rows x float32 [T, columns] that its router saw, and of what it chose."""
+
+
+@dataclass(frozen=True)
+class TellingRouter(Router):
+    """A router of ``layer`` that tells what it chose."""
+
+    layer: int = 0
+    told: Told = field(default=lambda *_: None)
+
+    def routes(self, x: np.ndarray, gains: Mapping[str, np.ndarray], arithmetic: Arithmetic) -> Routes:
+        routes = super().routes(x, gains, arithmetic)
+        self.told(self.layer, x, routes, arithmetic)
+        return routes
+
+
+def mixtures_of(decoder: Decoder) -> dict[int, Experts]:
+    """The mixture of every layer that has one, by the layer's number, ascending."""
+    found = ((index, mixture_of(layer)) for index, layer in enumerate(decoder.layers))
+    return {index: one for index, one in found if one is not None}
+
+
+def traced_shape(bundle: Bundle) -> TracedShape:
+    """What a trace says of the model in ``bundle``.
+
+    Raises `UsageError` for one without experts, or with layers of several kinds.
+    """
+    mixtures = mixtures_of(bundle.decoder)
+    kinds = {(one.count, one.used) for one in mixtures.values()}
+    if len(kinds) != 1:
+        said = "its layers have experts of several kinds" if kinds else "it has no experts"
+        message = f"no routing of `{bundle.folder.name}` can be traced: {said}; leave --trace-experts out"
+        raise UsageError(message, param="trace_experts")
+    ((count, used),) = kinds
+    units = [group_units(bundle.blocks[f"layers.{index}"]) for index in range(len(bundle.decoder.layers))]
+    sizes = (max((unit.nbytes for name, unit in each.items() if f".{NAME}." in name), default=0) for each in units)
+    return TracedShape(count, used, tuple(sizes))
+
+
+class RoutingRecorder:
+    """Writes the routing of the model in ``bundle`` to ``path``, while whoever runs `decoder` runs it."""
+
+    def __init__(self, path: Path, bundle: Bundle, weights: Weights) -> None:
+        self._writer = TraceWriter(path, traced_shape(bundle))
+        self._guessed: dict[int, np.ndarray] = {}  # by the layer: where rows would go, int64 [rows, used]
+        layers, mixtures = bundle.decoder.layers, list(mixtures_of(bundle.decoder))
+        self._next = {
+            here: (there, early_router(layers[here], weights.use(here).gains, layers[there], weights.use(there).gains))
+            for here, there in pairwise(mixtures)
+        }
+        self.decoder = with_telling_routers(bundle.decoder, self._record)
+        """The model's description, whose routers tell this recorder."""
+
+    def _record(self, layer: int, x: np.ndarray, routes: Routes, arithmetic: Arithmetic) -> None:
+        guessed, guess = self._guessed.pop(layer, None), None
+        if guessed is not None and len(guessed) == len(x):
+            guess = tuple(np.unique(guessed).tolist())
+        self._writer.add(RoutedStep(layer, routes.experts, guess))
+        following, early = self._next.get(layer, (0, None))
+        if early is not None:
+            self._guessed[following] = early.experts(x, arithmetic)
+
+
+def with_telling_routers(decoder: Decoder, told: Told) -> Decoder:
+    """``decoder``, whose routers tell what they chose."""
+    layers = list(decoder.layers)
+    for index, mixture in mixtures_of(decoder).items():
+        given = {one.name: getattr(mixture.router, one.name) for one in fields(Router)}
+        telling = replace(mixture, router=TellingRouter(**given, layer=index, told=told))
+        operations = tuple(telling if one is mixture else one for one in layers[index].operations)
+        layers[index] = replace(layers[index], operations=operations)
+    return replace(decoder, layers=tuple(layers))
