@@ -59,8 +59,9 @@ off; so do a grammar, a forced form of the answer, and `ignore_eos`.
 
 llama.cpp's own paths (`/completion`, `/infill`, `/slots`, and what stands here without /v1) answer in its shape and words.
 `/completions` without /v1 is its completion, too; a body that names a `model`, as OpenAI's clients must, and has no field that
-is llama.cpp's alone gets OpenAI's. Documents are ranked (`/v1/rerank`) by the cosine of their embeddings to the query's: there
-is no model made for ranking here. Gaps (`/infill`) need a model whose tokenizer has tokens for them.
+is llama.cpp's alone gets OpenAI's. Documents are ranked (`/v1/rerank`) by the score of a reranker, by the
+cosine of an embedding model's vectors, or by how sure any other model is that the document answers the query. Gaps (`/infill`)
+need a model whose tokenizer has tokens for them.
 
 Ollama's API is below /api, on the same port: `/api/chat`, `generate`, `embed`, `embeddings`, `tags`, `show`, `ps`, `version`,
 `pull`, `copy` and `delete`. `create`, `push` and `blobs` are a 501, `template` and images a 400; `suffix` needs a model with

@@ -16,6 +16,20 @@ SIZES = {
     "vocab_size": len(WORDS) + 5, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
     "num_attention_heads": 4, "max_position_embeddings": 72,
 }  # fmt: skip
+COMMON = {**SIZES, "max_position_embeddings": 96}
+TOKENS = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+KINDS = {
+    "modernbert": ("ModernBert", {"num_hidden_layers": 5, "local_attention": 8, **TOKENS}),
+    "modernbert, biases": ("ModernBert", {
+        "num_hidden_layers": 3, "local_attention": 8, "attention_bias": True, "mlp_bias": True, "norm_bias": True, **TOKENS,
+    }),
+    "nomic_bert": ("NomicBert", {"num_hidden_layers": 3}),
+    "gemma3_text, both ways": ("Gemma3Text", {
+        "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 10, "query_pre_attn_scalar": 16,
+        "use_bidirectional_attention": True, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+    }),
+}  # fmt: skip
+"""Other encoders: their classes in transformers, and sizes."""
 ENCODERS = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta"}
 
 
@@ -50,19 +64,25 @@ def encoder_folder(folder: Path, kind: str, pooling: str = "mean", **settings: A
     torch.set_num_threads(1)
     config = getattr(transformers, f"{ENCODERS[kind]}Config")(**SIZES, pad_token_id=1 if kind != "bert" else 0)
     model = getattr(transformers, f"{ENCODERS[kind]}Model")(config).eval().float()
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            drawn = torch.randn(values.shape, generator=random)
-            if "LayerNorm.weight" in name:
-                values.copy_(1 + 0.2 * drawn)
-            else:
-                values.copy_(drawn * (0.3 if name.endswith("bias") or "embed" in name else 1.3 / values.shape[-1] ** 0.5))
+    random_weights(model)
     model.save_pretrained(folder)
     write_json(folder / "tokenizer.json", wordpiece())
     write_json(folder / "tokenizer_config.json", {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"})
     write_reading(folder, pooling, **settings)
     return folder, model
+
+
+def random_weights(model: Any) -> None:
+    """Draw the weights of a model of transformers, so that all of them matter."""
+    torch = pytest.importorskip("torch")
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            drawn = torch.randn(values.shape, generator=random)
+            if "norm" in name.lower() and name.endswith("weight"):
+                values.copy_(1 + 0.2 * drawn)
+            else:
+                values.copy_(drawn * (0.3 if name.endswith("bias") or "embed" in name else 1.3 / values.shape[-1] ** 0.5))
 
 
 def write_reading(folder: Path, pooling: str, **settings: Any) -> None:

@@ -192,7 +192,7 @@ def test_gaps_are_filled_in_the_tokens_of_the_model(client, host, monkeypatch):
 
 
 def test_documents_are_ordered_by_their_embeddings(client):
-    """llama.cpp, Cohere | rerank | Documents by the cosine of their embeddings to the query's; `texts` gives TEI's list."""
+    """llama.cpp, Cohere | rerank | Without a reranker: the cosine of embeddings to the query's; `texts` gives TEI's list."""
     query, documents = "a little red ball", ["the sun was warm", "a little red ball", "rain"]
     found = client.post("/v1/rerank", json={"query": query, "documents": documents, "top_n": 2}).json()
     assert len(found["results"]) == 2 and found["results"][0]["index"] == 1
@@ -200,7 +200,9 @@ def test_documents_are_ordered_by_their_embeddings(client):
     assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 0
     short = client.post("/rerank", json={"query": query, "texts": documents, "return_text": True}).json()
     assert short[0]["index"] == 1 and short[0]["text"] == documents[1]
-    for wrong in ({}, {"documents": []}, {"documents": [1]}):
+    objects = client.post("/v1/rerank", json={"query": query, "documents": [{"text": one} for one in documents]}).json()
+    assert objects["results"][0] == found["results"][0]
+    for wrong in ({}, {"documents": []}, {"documents": [1]}, {"documents": [{"title": "x"}]}, {"documents": [""]}):
         assert client.post("/rerank", json={"query": query} | wrong).status_code == 400
 
 

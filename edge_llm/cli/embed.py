@@ -9,15 +9,13 @@ import numpy as np
 
 from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.options import runtime_config, runtime_options
-from edge_llm.cli.piped import is_piped_in, read_all
-from edge_llm.cli.terminal import has_person, quiet_progress, say, say_json
+from edge_llm.cli.piped import given_texts
+from edge_llm.cli.terminal import quiet_progress, say, say_json
 from edge_llm.cli.values import ANY_MODEL, TEXT, Whole
 from edge_llm.engine.embedding import shortened
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.opening.load import load_engine
-
-MOST_TEXTS = 1 << 20
 
 
 @click.command("embed")
@@ -43,7 +41,7 @@ def embed_command(
 
     Vectors have the length 1, so the product of two is their cosine.  Numbers are parted by spaces.
     """
-    given = _given(texts)
+    given = given_texts(texts, "texts", 'edge-llm embed MODEL "your text"')
     runtime = runtime_config(options)
     name = model_here(model, runtime, yes=yes)
     with quiet_progress() as progress:
@@ -56,18 +54,6 @@ def embed_command(
         return
     for vector in vectors:
         say(" ".join(np.format_float_positional(number, trim="0", unique=True) for number in vector))
-
-
-def _given(texts: tuple[str, ...]) -> list[str]:
-    """The texts, of arguments or of stdin.  Raises `UsageError` where there is none, or one is empty."""
-    if not texts and has_person() and not is_piped_in():
-        raise UsageError('no text; write `edge-llm embed MODEL "your text"` or pipe lines in', param="texts")
-    found = list(texts) or read_all().splitlines()
-    if not found:
-        raise UsageError("stdin is empty; give at least one line", param="texts")
-    if len(found) > MOST_TEXTS:
-        raise UsageError(f"`{len(found)}` texts are too many; give at most {MOST_TEXTS} at a time", param="texts")
-    return found
 
 
 def _tokens(engine: Engine, texts: list[str], prompt: str | None, truncate: bool) -> list[list[int]]:

@@ -20,6 +20,7 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("run", "run", "Answer one prompt on stdout; piped text belongs to it."),
     ("chat", "chat", "Chat in the terminal."),
     ("embed", "embed", "Print vectors of texts."),
+    ("rerank", "rerank", "Order documents by how they answer a query."),
     ("serve", "serve", "Serve a model to OpenAI and Anthropic clients on this machine."),
     ("ps", "servers", "List the servers that run, and their models."),
     ("stop", "servers", "Stop a server."),

@@ -6,16 +6,18 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edge_llm.cli.terminal import note
+from edge_llm.cli.terminal import has_person, note
 from edge_llm.errors import UsageError
 
 MAX_BYTES = 16 << 20
 """More than any context here holds; what a model's own context holds is asked of the engine."""
 
 
+MOST_TEXTS = 1 << 20
+"""Texts of one command."""
 SILENT_SECONDS = 2.0
 """Who waits longer for the end of stdin is told what for."""
 
@@ -113,3 +115,15 @@ def read_lines() -> Iterator[str]:
 def _skip_line() -> None:
     while (rest := sys.stdin.buffer.readline(1 << 16)) and not rest.endswith(b"\n"):
         pass
+
+
+def given_texts(texts: Sequence[str], what: str, usage: str) -> list[str]:
+    """``texts`` of arguments, called ``what``, or the lines of stdin.  Raises `UsageError` where there is none, or too many."""
+    if not texts and has_person() and not is_piped_in():
+        raise UsageError(f"no {what}; write `{usage}` or pipe lines in", param=what)
+    found = list(texts) or read_all().splitlines()
+    if not found:
+        raise UsageError("stdin is empty; give at least one line", param=what)
+    if len(found) > MOST_TEXTS:
+        raise UsageError(f"`{len(found)}` {what} are too many; give at most {MOST_TEXTS} at a time", param=what)
+    return found

@@ -25,13 +25,13 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.gguf import is_gguf, open_gguf
 from edge_llm.formats.gguf_blocks import decode
-from edge_llm.formats.layout import TensorRange, layer_tensors, tensor_layout
+from edge_llm.formats.layout import HEAD, TensorRange, layer_tensors, tensor_layout
 from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.blocks import GROUP, KINDS, BlockKind, lay_out
 from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import rope_tables
-from edge_llm.models.weights import read_bias, read_final_norm, read_gains, read_linear
+from edge_llm.models.weights import read_bias, read_final_norm, read_gains, read_head, read_linear
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import HeadTurns
 from edge_llm.operations.layer import Layer
@@ -111,6 +111,8 @@ class KeptBlocks:
             self._write_linear(writer, "embedding.", "", _table_of(decoder))
         else:
             self._write_linear(writer, "output.", "", decoder.output)
+        for name, array in read_head(self._source, decoder).items():
+            writer.add(f"{HEAD}.{name}", array)
         progress("output", 1, 1)
 
     # -- schemes -------------------------------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from edge_llm.convert.survey import Survey
 from edge_llm.convert.taken import Taken
 from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds
-from edge_llm.formats.layout import TensorRange, layer_tensors
+from edge_llm.formats.layout import HEAD, TensorRange, layer_tensors
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.formats.output import storage_errors
 from edge_llm.models.layer import Decoder
-from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_output
+from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_head, read_output
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import LayerWeights
 from edge_llm.operations.layer import Layer
@@ -123,6 +123,7 @@ def write_weights(
         quality = trial.quality(read_output(source, decoder), gain, head) if trial else None
         writer.add("final_norm", gain / survey.output_fold)
         _add(writer, "embedding" if decoder.tied else "output", head)
+        _add(writer, HEAD, read_head(source, decoder))
         progress("output", 1, 1)
     return quality
 

@@ -34,7 +34,8 @@ class Rows:
     """What the rows of a chunk are: ``count`` of them, in activations of ``static`` rows, of which the rest hold anything.
 
     tokens int64 [count]; sequence int32 [count] (row of ``page_table``); position int32 [count];
-    slots int64 [count] (where keys and values are written); page_table int32 [sequences, pages].
+    slots int64 [count] (where keys and values are written); page_table int32 [sequences, pages]; kinds int32 [count] (0 in a
+    first text, 1 in the second of a pair), None where there are no pairs.
     """
 
     static: int
@@ -43,6 +44,7 @@ class Rows:
     position: np.ndarray
     slots: np.ndarray
     page_table: np.ndarray
+    kinds: np.ndarray | None = None
 
     @property
     def count(self) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from edge_llm.engine.delta_stream import Answering
+from edge_llm.engine.ranking import Ranked
 from edge_llm.engine.request import Request
 
 
@@ -24,10 +25,14 @@ class Service(Protocol):
         ...
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
-        """Queue an embedding of each of ``prompts``: float32 [prompts, hidden_size], every row of length 1.
+        """Queue an embedding of each of ``prompts``: float32 [prompts, size], every row of length 1.
 
         Raises what `submit` raises; cancelling the future stops the work.
         """
+        ...
+
+    def rank(self, ranked: Ranked) -> Future[np.ndarray]:
+        """Queue what orders documents by a query: what `Ranked.scores` takes.  Raises what `embed` raises."""
         ...
 
     def close(self, *, drain_seconds: float) -> None:

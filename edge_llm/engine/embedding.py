@@ -1,11 +1,14 @@
-"""Texts on their way to vectors: of a text's last hidden states the mean, the first or the last, made as long as 1."""
+"""Texts on their way to vectors, or to scores: of a text's last hidden states the mean, the first or the last, and what is
+made of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,18 +63,44 @@ def shortened(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     return np.asarray(short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12), np.float32)
 
 
+def unit(pooled: np.ndarray) -> np.ndarray:
+    """``pooled`` [size] made as long as 1.  Raises `NumericError` where it has no length."""
+    length = float(np.linalg.norm(pooled))
+    if not math.isfinite(length) or length == 0.0:
+        raise NumericError(f"the hidden states have the length `{length}`; the model or the device computed nonsense")
+    return np.asarray(pooled / length, np.float32)
+
+
+@dataclass(frozen=True)
+class Taking:
+    """What is taken of a text."""
+
+    pooling: str = MEAN
+    """Of its states the mean, the first or the last."""
+    finish: Callable[[np.ndarray], np.ndarray] = unit
+    """From what is pooled, float32 [hidden], to what is wanted; of logits where these are taken."""
+    whole: bool = False
+    """Whether all of it is computed at once, as encoders need it."""
+    logits: bool = False
+    """Whether the last token's logits are taken, not states; then texts that begin alike share what is kept of it."""
+
+
+VECTOR = Taking()
+"""The mean of all states, as long as 1."""
+
+
 class Embedding:
     """The state of one text, from its first token to its vector.
 
     Its tokens may be computed in any pieces, and after a preemption all over again: states are added up one by one, in
-    order, so none of this changes a bit.  With ``whole`` they are computed at once, as encoders need it.
+    order, so none of this changes a bit.  ``second`` is where the second text of a pair begins, 0: there is none.
     """
 
     background = True
     decoding = False
 
     def __init__(
-        self, tokens: Sequence[int], cancelled: Cancel = lambda: False, pooling: str = MEAN, *, whole: bool = False
+        self, tokens: Sequence[int], cancelled: Cancel = lambda: False, taking: Taking = VECTOR, second: int = 0
     ) -> None:
         self.known = tokens
         self.sequence: Any = None
@@ -79,38 +108,42 @@ class Embedding:
         self.cancelled = cancelled
         self.finished = False
         self.vector: np.ndarray | None = None
-        """float32 [hidden_size], of length 1, once it is finished."""
+        """float32 [size] once it is finished, of length 1 where it is not a score."""
         self._sum: np.ndarray | float = 0.0
-        self._pooling = pooling
-        self._whole = whole
+        self._taking, self._second = taking, second
 
     def start(self, memory: Memory[Any]) -> None:
-        """Begin in an empty sequence of ``memory``: pages of earlier texts hold no states, and every token's is needed."""
-        self.sequence = memory.open()
+        """Begin in a sequence of ``memory``: an empty one where states are needed, which pages of earlier texts hold not."""
+        self.sequence = memory.open(self.known) if self._taking.logits else memory.open()
         self._sum = 0.0
 
     def segment(self, most: int) -> Segment[Any]:
         """At most ``most`` tokens to compute next, or the whole text, and the states that its vector is made of."""
-        tokens = self.known if self._whole else self.known[self.sequence.length : self.sequence.length + most]
-        ends = self.sequence.length + len(tokens) == len(self.known)
-        return Segment(self.sequence, tokens, int(ends) if self._pooling == LAST else len(tokens), states=True)
+        taking, start = self._taking, self.sequence.length
+        tokens = self.known if taking.whole else self.known[start : start + most]
+        ends = start + len(tokens) == len(self.known)
+        wanted = int(ends) if taking.pooling == LAST else len(tokens)
+        return Segment(self.sequence, tokens, wanted, states=not taking.logits, second=self._second)
 
     def take(self, states: np.ndarray) -> Iterator[Delta]:
         """Add ``states`` of the tokens that were computed: float32 [tokens, hidden_size]."""
-        if self._pooling == LAST:
+        pooling = self._taking.pooling
+        if pooling == LAST:
             self._sum = states[-1].astype(np.float64)
-        elif self._pooling == FIRST:
+        elif pooling == FIRST:
             self._sum = states[0].astype(np.float64) if self.sequence.length == len(states) else self._sum
         else:
             for state in states:
                 self._sum = self._sum + state.astype(np.float64)
         if self.sequence.length == len(self.known):
-            count = len(self.known) if self._pooling == MEAN else 1
-            self.vector = _unit(np.asarray(self._sum / count, np.float32))
+            count = len(self.known) if pooling == MEAN else 1
+            self.vector = self._taking.finish(np.asarray(self._sum / count, np.float32))
             yield self.end("stop")
 
     def remember(self, memory: Memory[Any]) -> None:
-        """Nothing: texts to embed seldom begin alike, and chats want the memory."""
+        """What pairs of one query share; else nothing: texts to embed seldom begin alike, and chats want the memory."""
+        if self._taking.logits and self.finished:
+            memory.remember(self.sequence, self.known)
 
     def end(self, reason: str) -> Delta:
         """The last and only delta."""
@@ -120,13 +153,6 @@ class Embedding:
     def strand(self, error: OutOfMemory) -> OutOfMemory:
         """Its end when there is not enough memory for it alone."""
         return error
-
-
-def _unit(mean: np.ndarray) -> np.ndarray:
-    length = float(np.linalg.norm(mean))
-    if not math.isfinite(length) or length == 0.0:
-        raise NumericError(f"the hidden states have the length `{length}`; the model or the device computed nonsense")
-    return (mean / length).astype(np.float32)
 
 
 class _Wanted(Future[np.ndarray]):
@@ -149,16 +175,16 @@ class EmbeddingJob:
         self,
         prompts: Sequence[Sequence[int]],
         cancelled: Cancel = lambda: False,
-        pooling: str = MEAN,
-        *,
-        whole: bool = False,
+        taking: Taking = VECTOR,
+        seconds: Sequence[int] = (),
     ) -> None:
+        """``seconds``: where the second text of each pair begins; empty: they are no pairs."""
         self.future = _Wanted()
-        """float32 [prompts, hidden_size]."""
+        """float32 [prompts, size]."""
         self.begun = False
         self._prompts = prompts
         self._cancelled = cancelled
-        self._pooling, self._whole = pooling, whole
+        self._taking, self._seconds = taking, seconds or [0] * len(prompts)
         self._given = 0
         self._vectors: dict[int, np.ndarray] = {}
 
@@ -170,7 +196,7 @@ class EmbeddingJob:
             self.stop()
         if self._given == len(self._prompts) or self.future.done():
             return None
-        work = Embedding(self._prompts[self._given], self._unwanted, self._pooling, whole=self._whole)
+        work = Embedding(self._prompts[self._given], self._unwanted, self._taking, self._seconds[self._given])
         place = _Place(self, self._given, work)
         self._given += 1
         return work, place

@@ -18,9 +18,11 @@ from edge_llm.engine.driver import Driver
 from edge_llm.engine.embedding import EmbeddingJob, text_tokens
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.model_facts import ModelFacts
+from edge_llm.engine.ranking import COSINE, Ranked, taking_of
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
+from edge_llm.models.head import Head
 from edge_llm.models.layer import DescribedConfig
 from edge_llm.models.reading import Reading
 from edge_llm.runner.base import Cancel, Runner, never
@@ -51,6 +53,7 @@ class Engine:
         replace_runner: Replace = no_other,
         facts: ModelFacts | None = None,
         served: GenerationParams | None = None,
+        head: Head | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -66,6 +69,8 @@ class Engine:
         self.facts = facts or ModelFacts()
         self.batcher = Batcher(runner, limits or Limits(), replace_runner)
         self.driver = Driver(self.batcher)
+        self.head = head or Head(Reading(), {})
+        """What stands behind the pooling of its states."""
         self._make_drafter = make_drafter
 
     @property
@@ -92,6 +97,11 @@ class Engine:
     def reading(self) -> Reading | None:
         """How a text becomes a vector; None: the model was not trained for that, and the mean of all states has to do."""
         return self.config.decoder.reading if isinstance(self.config, DescribedConfig) else None
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of a text's vector."""
+        return (self.reading or Reading()).size(self.config.hidden_size)
 
     def text_tokens(self, text: str, prompt: str | None = None, *, truncate: bool = False) -> list[int]:
         """The tokens of ``text`` as its vector is made of them, within the control tokens that the model was trained with.
@@ -132,16 +142,26 @@ class Engine:
 
     def embedding_job(self, prompts: Sequence[Sequence[int]], cancelled: Cancel = never) -> EmbeddingJob:
         """``prompts`` (token ids) as the driver takes them to make a vector of each."""
-        return EmbeddingJob(prompts, cancelled, (self.reading or Reading()).pooling, whole=self.is_encoder)
+        return EmbeddingJob(prompts, cancelled, taking_of(self, COSINE))
+
+    def ranking_job(self, ranked: Ranked, cancelled: Cancel = never) -> EmbeddingJob:
+        """``ranked`` as the driver takes it to score each document."""
+        return EmbeddingJob(ranked.prompts, cancelled, taking_of(self, ranked.way), ranked.seconds)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """The vector of each of ``prompts`` (token ids): float32 [prompts, hidden_size], each as long as 1."""
+        """The vector of each of ``prompts`` (token ids): float32 [prompts, vector_size], each as long as 1."""
         if not prompts:
             raise UsageError("there is nothing to embed; give at least one text", param="input")
         for prompt in prompts:
             if len(prompt) > self.runner.context:
                 raise ContextOverflow(len(prompt), self.runner.context)
-        job = self.embedding_job(prompts)
+        return self._result(self.embedding_job(prompts))
+
+    def rank(self, ranked: Ranked) -> np.ndarray:
+        """What `Ranked.scores` takes of each prompt."""
+        return self._result(self.ranking_job(ranked))
+
+    def _result(self, job: EmbeddingJob) -> np.ndarray:
         self.driver.add_job(job)
         self.driver.run_until(job.future.done)
         return job.future.result()

@@ -17,7 +17,9 @@ from concurrent.futures import Future
 import numpy as np
 
 from edge_llm.engine.delta_stream import DeltaStream
+from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
+from edge_llm.engine.ranking import Ranked
 from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable, UsageError
 from edge_llm.interrupts import HeldInterrupt
@@ -58,7 +60,14 @@ class BatchingService:
             raise UsageError("there is nothing to embed; give at least one text", param="input")
         for prompt in prompts:
             self._check_fits(len(prompt))
-        job = self._engine.embedding_job(prompts, lambda: self._hurry)
+        return self._queued(self._engine.embedding_job(prompts, lambda: self._hurry))
+
+    def rank(self, ranked: Ranked) -> Future[np.ndarray]:
+        for prompt in ranked.prompts:
+            self._check_fits(len(prompt))
+        return self._queued(self._engine.ranking_job(ranked, lambda: self._hurry))
+
+    def _queued(self, job: EmbeddingJob) -> Future[np.ndarray]:
         with HeldInterrupt(), self._changed:
             self._check_open()
             self._driver.add_job(job)

@@ -19,6 +19,8 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import TensorSpec, linear_tensors
 
+HEAD = "head"
+"""The block of what stands behind the pooling."""
 BLOCK_ALIGNMENT = 4096
 TENSOR_ALIGNMENT = 64
 PIECE_BYTES = 64 << 10
@@ -66,8 +68,9 @@ class BlockRange:
 def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]:
     """The whole of ``weights.bin`` in file order; ``hot`` gives the number of hot channels by linear (default 0).
 
-    Order: embedding, layers, final_norm, output.  Tied embeddings are also the output matrix, whose hot channels are
-    known last, so their one block stands where the output would.  An expert's tensors are a block inside that of its layer.
+    Order: embedding, layers, final_norm, output, and for some what stands behind the pooling.  Tied embeddings are also the
+    output matrix, whose hot channels are known last, so their one block stands where the output would.  An
+    expert's tensors are a block inside that of its layer.
     """
     ranges: list[TensorRange] = []
     offset = 0
@@ -102,6 +105,8 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
         yield embedding
     else:
         yield "output", _linear_specs("", decoder.output, hot.get("output", 0))
+    if decoder.head_tensors:
+        yield HEAD, [(gain.name, "float32", gain.shape) for gain in decoder.head_tensors]
 
 
 def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:

@@ -22,7 +22,8 @@ from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
 _SHARED = {
-    "blocks", "encoder", "fields", "layer", "llama_like", "mixtures", "weights", "reference", "reading", "rope", "text_part",
+    "blocks", "encoder", "fields", "head", "layer", "llama_like", "mixtures", "weights", "reference", "reading", "rope",
+    "text_part",
 }  # fmt: skip
 _DELTA = "three of four layers are gated delta layers, which do not run here yet; import a Qwen3 instead, `{instead}`"
 _NOT_YET = {

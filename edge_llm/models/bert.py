@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from edge_llm.config import ModelConfig
-from edge_llm.models.encoder import encoder
+from edge_llm.models.encoder import encoder, pooled_head
 
-ARCHITECTURES = ("BertModel", "BertForMaskedLM")
+ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
 
 
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: bert`` config.json."""
-    return encoder(raw, "bert.")
+    return encoder(raw, "bert.", head=pooled_head)

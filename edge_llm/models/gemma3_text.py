@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from edge_llm.config import ModelConfig
-from edge_llm.errors import UnsupportedModel
 from edge_llm.models.blocks import (
     SLIDING,
     attention,
@@ -27,16 +26,18 @@ from edge_llm.models.gemma2 import cap_of, layer_of
 from edge_llm.operations.base import Operation
 from edge_llm.operations.scores import Scores
 
+ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3TextModel")
+
 
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: gemma3_text`` config.json."""
     fields = Fields(raw)
     shape = read_shape(raw, kv_heads=4, head_dim=256, context=131072, tied=True)
-    if fields.flag("use_bidirectional_attention", False):
-        raise UnsupportedModel("config.json: use_bidirectional_attention does not run here")
+    both_ways = fields.flag("use_bidirectional_attention", False)
     bias = fields.flag("attention_bias", False)
     scale = fields.number("query_pre_attn_scalar", 1e-6, 1e9, 256) ** -0.5
     window = fields.integer("sliding_window", 1, MAX_CONTEXT, 4096)
+    window = window // 2 + 1 if both_ways else window  # then a token sees half of it on either side
     pattern = fields.integer("sliding_window_pattern", 1, 1024, 6)
     kinds = read_layer_types(raw, shape.layers, every(pattern, shape.layers))
     local = read_rope(_local(raw), shape, kind=SLIDING, theta_key="rope_local_base_freq")
@@ -47,7 +48,8 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     activation = read_activation(raw, "hidden_activation", default="gelu_pytorch_tanh")
 
     def layer(kind: str) -> tuple[Operation, ...]:
-        scores = Scores(scale, window if kind == SLIDING else 0, cap_of(fields, "attn_logit_softcapping", 0.0))
+        cap = cap_of(fields, "attn_logit_softcapping", 0.0)
+        scores = Scores(scale, window if kind == SLIDING else 0, cap, ahead=both_ways)
         return layer_of(
             shape,
             (
@@ -59,7 +61,8 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         )
 
     factor = root(shape.hidden)
-    norm = last_norm(shape, plus=1.0, factor=1 / factor if shape.tied else 1.0)
+    # an encoder's states are what is wanted, not what a tied table makes of them
+    norm = last_norm(shape, plus=1.0, factor=1 / factor if shape.tied and not both_ways else 1.0)
     cap = cap_of(fields, "final_logit_softcapping", 0.0)
     return described(shape, [layer(kind) for kind in kinds], norm, factor=factor, cap=cap)
 

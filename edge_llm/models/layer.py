@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edge_llm.config import ModelConfig
 from edge_llm.models.reading import Reading
-from edge_llm.operations.base import HIDDEN, HeadTurns
+from edge_llm.operations.base import HIDDEN, Gain, HeadTurns
 
 if TYPE_CHECKING:
     from edge_llm.operations.attention import Attention
@@ -46,11 +46,18 @@ class Decoder:
             raise ValueError("embedding, layers, last norm and output matrix do not fit each other")
         if (self.embedding.writes, self.norm.reads, self.output.reads) != (HIDDEN, HIDDEN, self.norm.writes):
             raise ValueError("embedding, layers, last norm and output matrix do not hand on to each other")
+        if self.reading and self.reading.head and self.reading.head[0].weight.size != hidden:
+            raise ValueError(f"what stands behind the pooling does not read {hidden} channels")
 
     @property
     def table(self) -> Linear:
         """How the embedding is stored: as the output matrix where that is the embedding too, turned back when it is read."""
         return self.output if self.tied else replace(self.output, scheme=self.embedding.scheme, turn=0)
+
+    @property
+    def head_tensors(self) -> tuple[Gain, ...]:
+        """What stands behind the pooling of its states."""
+        return () if self.reading is None else self.reading.tensors
 
     @property
     def is_encoder(self) -> bool:

@@ -38,6 +38,8 @@ class FloatCache:
 
     def __init__(self, decoder: Decoder) -> None:
         self.layers = [layer.attention.float_kv() for layer in decoder.layers]
+        self.second = 0
+        """Where the second text of a pair begins; 0: there is none."""
 
     @property
     def length(self) -> int:
@@ -120,5 +122,5 @@ class FloatModel:
             self._tables = RopeTables(min(self.config.context, 2 * end))
         x = self.embedding[ids]
         for layer, weights, rounding, past in zip(self.decoder.layers, self.layers, self._roundings, cache.layers, strict=True):
-            x = layer_forward(x, layer, weights, self._tables, past, rounding=rounding)
+            x = layer_forward(x, layer, weights, self._tables, past, rounding=rounding, second=cache.second)
         return self.decoder.norm.applied(x, self.final_norm)

@@ -69,6 +69,7 @@ def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
     for layer in decoder.layers:
         needed |= layer_shapes(layer)
     needed |= dict.fromkeys((gain.source for gain in decoder.norm.gains), (decoder.hidden_size,))
+    needed |= {gain.source: gain.shape for gain in decoder.head_tensors}
     if not decoder.tied:
         needed[output] = table
     for name, shape in needed.items():
@@ -165,6 +166,11 @@ def read_final_norm(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Vectors of the norm before the output, float32: the gain [hidden], or gain and bias [2, hidden]."""
     vectors = [_read_gain(source, "", gain) for gain in decoder.norm.gains]
     return vectors[0] if len(vectors) == 1 else np.stack(vectors)
+
+
+def read_head(source: WeightSource, decoder: Decoder) -> dict[str, np.ndarray]:
+    """The tensors behind the pooling, float32, by their names here."""
+    return {gain.name: _read_gain(source, "", gain).reshape(gain.shape) for gain in decoder.head_tensors}
 
 
 def read_output(source: WeightSource, decoder: Decoder) -> np.ndarray:

@@ -19,7 +19,10 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.errors import StorageError
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.formats.layout import HEAD
 from edge_llm.formats.leftovers import clear_leftovers
+from edge_llm.models.head import Head
+from edge_llm.models.reading import Reading
 from edge_llm.opening.begin import begin
 from edge_llm.opening.carry_out import open_runner, open_runners, run_on_host
 from edge_llm.opening.draft_model import make_drafter
@@ -88,7 +91,14 @@ def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: f
         replace_runner=partial(run_on_host, plan),
         facts=_model_facts(plan),
         served=defaults.served,
+        head=head_of(plan.bundle),
     )
+
+
+def head_of(bundle: Bundle) -> Head:
+    """What stands behind the pooling of an embedding model or a reranker."""
+    tensors = {one.name: bundle.read(f"{HEAD}.{one.name}") for one in bundle.decoder.head_tensors}
+    return Head(bundle.decoder.reading or Reading(), tensors)
 
 
 def _together(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:

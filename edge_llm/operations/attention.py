@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from edge_llm.kernels import floats
-from edge_llm.kernels.attention import paged_attention
 from edge_llm.operations.arithmetic import rms_norm, rms_norm_gradient, rotate, tanh
 from edge_llm.operations.base import (
     PAGES,
@@ -26,13 +26,13 @@ from edge_llm.operations.base import (
     Place,
     Vector,
 )
+from edge_llm.operations.both_ways import add_both_ways
 from edge_llm.operations.float_kv import FloatKV
-from edge_llm.operations.host_call import last_positions
 from edge_llm.operations.rope_kinds import Rope
 from edge_llm.operations.scores import PLAIN, Scores, attend, softmax
 
 if TYPE_CHECKING:
-    from edge_llm.operations.host_call import AnyRows, HostCall
+    from edge_llm.operations.host_call import HostCall
     from edge_llm.operations.questions import AllTables, AnyLayer
 
 KEY_OFFSET = "k_offset"
@@ -325,23 +325,20 @@ class Attention(Operation):
         )
 
     def _add_attend(self, call: HostCall) -> None:
+        scale = self.scale / max(1, self.turn)
+        sinks = None if self.sinks is None else call.gains[self.sinks.name]
+        if self.scores.ahead:
+            scores = replace(self.scores, scale=scale)
+            of_text = partial(_attend_text, scores, sinks)
+            add_both_ways(call, self.heads, self.kv_heads, scores, sinks, of_text)
+            return
         pages, shape = call.pages, (-1, self.heads, self.head_dim)
         q = call.buffers[call.op.reads[0]][:, : self.q_size].reshape(shape)
         out = call.buffers[call.op.writes[0]].reshape(shape)
-        scale, window, cap = self.scale / max(1, self.turn), self.scores.window, self.scores.cap
-        sinks = None if self.sinks is None else call.gains[self.sinks.name]
-        if self.scores.ahead:
-            pool, kept = call.pool, (pages.k, pages.k_scale, pages.v, pages.v_scale)
-
-            def attend_whole(rows: AnyRows) -> None:
-                count, seen = len(rows.position), (rows.page_table, rows.sequence, last_positions(rows))
-                paged_attention(q[:count], *kept, *seen, scale, pool, out[:count], cap=cap, sinks=sinks)
-
-            call.add_rows(attend_whole)
-        else:
-            call.native.paged_attention(
-                q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out, window=window, cap=cap, sinks=sinks
-            )
+        window, cap = self.scores.window, self.scores.cap
+        call.native.paged_attention(
+            q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out, window=window, cap=cap, sinks=sinks
+        )
 
     # -- folds ---------------------------------------------------------------------------------------------------------
 
@@ -391,6 +388,12 @@ class Attention(Operation):
 def for_query_heads(factors: np.ndarray, attention: Attention) -> np.ndarray:
     """[kv heads, head_dim] -> [heads * head_dim]: every query head finds the factors of its key head."""
     return np.repeat(factors, attention.heads // attention.kv_heads, axis=0).ravel()
+
+
+def _attend_text(
+    scores: Scores, sinks: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray, arithmetic: Arithmetic
+) -> np.ndarray:
+    return attend(q, k, v, 0, arithmetic, scores, sinks)
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:

@@ -134,6 +134,8 @@ class FloatRun:
     arithmetic: Arithmetic = NUMPY
     observe_back: ObserveGradient | None = None
     """Told of every linear on the way back."""
+    second: int = 0
+    """Where the second text of a pair begins; 0: there is none."""
 
 
 # -- calls on devices ------------------------------------------------------------------------------------------------------

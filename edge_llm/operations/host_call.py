@@ -83,6 +83,8 @@ class AnyRows(Protocol):
     def position(self) -> np.ndarray: ...
     @property
     def page_table(self) -> np.ndarray: ...
+    @property
+    def kinds(self) -> np.ndarray | None: ...
 
 
 class HostCall(Protocol):
@@ -124,10 +126,3 @@ class HostCall(Protocol):
     def add_rows(self, step: Callable[[AnyRows], None]) -> None:
         """Add a step of Python that is told what the rows are."""
         ...
-
-
-def last_positions(rows: AnyRows) -> np.ndarray:
-    """Of each of ``rows``, the last position of its sequence among them: int32."""
-    last = np.full(len(rows.page_table), -1, np.int32)
-    np.maximum.at(last, rows.sequence, rows.position)
-    return last[rows.sequence]

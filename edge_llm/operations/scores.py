@@ -21,14 +21,14 @@ class Scores:
     scale: float = 0.0
     """What products of queries and keys are multiplied with; 0: 1 / sqrt(head_dim)."""
     window: int = 0
-    """A token sees so many, itself among them; 0: all before it."""
+    """A token sees so many, itself among them; 0: all before it.  With ``ahead`` it sees as many on both sides."""
     cap: float = 0.0
     """Scores s are ``cap * tanh(s / cap)``; 0: no cap."""
     ahead: bool = False
     """Whether a token sees those behind it too, as in encoders; then a whole text is computed at once."""
 
     def __post_init__(self) -> None:
-        if self.scale < 0 or self.window < 0 or self.cap < 0 or (self.ahead and self.window):
+        if self.scale < 0 or self.window < 0 or self.cap < 0:
             raise ValueError(f"scores of the scale {self.scale:g}, in a window of {self.window}, with the cap {self.cap:g}")
 
 
@@ -53,29 +53,37 @@ def attend(
     out = np.empty_like(q)
     for start in range(0, len(q), _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, len(q))
-        seen = k.shape[1] if scores.ahead else past + stop
-        block, keys, values = q[start:stop], k[:, :seen], v[:, :seen]
+        first, end = _seen_by(past + start, past + stop, k.shape[1], scores)
+        block, keys, values = q[start:stop], k[:, first:end], v[:, first:end]
         if in_one is not None:
             out[start:stop] = in_one(block, keys, values, scale)
         else:
-            out[start:stop] = _attend_last(arithmetic, block, keys, values, scale, scores, sinks)
+            out[start:stop] = _attend_block(arithmetic, block, keys, values, past + start - first, scale, scores, sinks)
     return out
 
 
-def _attend_last(
+def _seen_by(first: int, end: int, keys: int, scores: Scores) -> tuple[int, int]:
+    """The ``keys`` that queries at the positions [first, end) see between them: the first, and one past the last."""
+    if not scores.ahead:
+        return 0, end
+    return (max(0, first - scores.window + 1), min(keys, end + scores.window - 1)) if scores.window else (0, keys)
+
+
+def _attend_block(
     arithmetic: Arithmetic,
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
+    past: int,
     scale: float,
     scores: Scores,
     sinks: np.ndarray | None,
 ) -> np.ndarray:
-    """q [T, Hq, D] at the last T of the positions of k and v [Hkv, S, D] -> [T, Hq, D]."""
-    (tokens, heads, dim), (kv_heads, seen, _) = q.shape, k.shape
+    """q [T, Hq, D] at positions past.. of those of k and v [Hkv, S, D] -> [T, Hq, D]."""
+    (tokens, heads, dim), kv_heads = q.shape, len(k)
     grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)  # [Hkv, G, T, D]
     products = arithmetic.product(grouped, k[:, None]) * np.float32(scale)
-    weights = softmax(products, seen - tokens, arithmetic, scores, sinks)
+    weights = softmax(products, past, arithmetic, scores, sinks)
     weighed = arithmetic.product(weights, v[:, None].swapaxes(-1, -2))
     return weighed.transpose(2, 0, 1, 3).reshape(tokens, heads, dim)
 
@@ -86,9 +94,7 @@ def softmax(
     """The weights of products of queries and keys [Hkv, G, T, S], scaled, where query t is at position past + t."""
     tokens, seen = products.shape[-2:]
     capped = soft_cap(products, scores.cap, arithmetic)
-    if not scores.ahead:
-        ahead = np.arange(seen) - np.arange(past, past + tokens)[:, None]
-        hidden = ahead > 0 if not scores.window else (ahead > 0) | (ahead <= -scores.window)
+    if (hidden := _hidden(tokens, seen, past, scores)) is not None:
         capped = np.where(hidden, np.float32(-np.inf), capped)
     largest = capped.max(axis=-1, keepdims=True)
     if sinks is None:
@@ -98,3 +104,13 @@ def softmax(
     largest = np.maximum(largest, logits)
     weights = arithmetic.exp(capped - largest)
     return np.asarray(weights / (weights.sum(axis=-1, keepdims=True) + arithmetic.exp(logits - largest)))
+
+
+def _hidden(tokens: int, seen: int, past: int, scores: Scores) -> np.ndarray | None:
+    """Which keys [S] each query [T] does not see; None: all see all."""
+    if scores.ahead and not scores.window:
+        return None
+    ahead = np.arange(seen) - np.arange(past, past + tokens)[:, None]
+    if scores.ahead:
+        return np.abs(ahead) >= scores.window
+    return ahead > 0 if not scores.window else (ahead > 0) | (ahead <= -scores.window)

@@ -58,6 +58,8 @@ class Segment(Generic[State]):
     wanted: int = 1
     states: bool = False
     """They need their normed last hidden states instead."""
+    second: int = 0
+    """The position where the second text of a pair begins; 0: it is no pair."""
 
 
 class Memory(Protocol[State]):

@@ -107,6 +107,7 @@ class FloatRunner:
     def _rows(self, segment: Segment[FloatSequence], cancel: Cancel | None) -> np.ndarray:
         """Append the segment's tokens chunk by chunk; the logits, or the states, of the last ``wanted`` of them."""
         sequence, tokens, config = segment.sequence, list(segment.tokens), self._model.config
+        sequence.second = segment.second
         end = sequence.length + len(tokens)
         if end > self.context:
             raise ContextOverflow(end, self.context)

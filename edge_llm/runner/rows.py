@@ -39,11 +39,13 @@ def pack(
     sequence's rows stay in order.  With ``whole`` no segment is cut: each has at most ``lengths[-1]`` tokens.
     """
     laid, wanted = _lay_out(segments)
+    kinds = _kinds(segments)
     table, total = _page_table(segments), len(laid[0])
     cuts = _between([len(segment.tokens) for segment in segments], lengths[-1]) if whole else split(0, total, lengths[-1])
     for number, (first, end) in enumerate(cuts):
         tokens, sequence, position, slots = laid if end - first == total else [array[first:end] for array in laid]
-        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table)
+        of_pairs = None if kinds is None else kinds[first:end]
+        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table, of_pairs)
         yield Chunk(number % window, rows, _inside(wanted[False], first, end), _inside(wanted[True], first, end))
 
 
@@ -66,6 +68,17 @@ def _lay_out(segments: Sequence[Segment[SequencePages]]) -> tuple[tuple[np.ndarr
         wanted[segment.states] += range(len(tokens) - segment.wanted, len(tokens))
     laid = np.array(tokens, np.int64), np.array(sequence, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
     return laid, wanted
+
+
+def _kinds(segments: Sequence[Segment[SequencePages]]) -> np.ndarray | None:
+    """Of which text of a pair every row is, int32: 0 or 1; None where there are no pairs."""
+    if not any(segment.second for segment in segments):
+        return None
+    found = [
+        (segment.sequence.length + np.arange(len(segment.tokens)) >= segment.second) & bool(segment.second)
+        for segment in segments
+    ]
+    return np.concatenate(found).astype(np.int32)
 
 
 def _slots(sequence: SequencePages, start: int, end: int) -> list[int]:

@@ -72,7 +72,7 @@ async def _result(future: Any) -> np.ndarray:
 
 def _prepare(host: ModelHost, body: EmbeddingBody) -> tuple[ModelHost, EmbeddingBody, list[list[int]], dict[str, str]]:
     engine = host.engine
-    size = engine.config.hidden_size
+    size = engine.vector_size
     if engine.reading is None and body.dimensions not in (None, size):
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
     shortened(np.zeros((1, size), np.float32), body.dimensions)  # refused before anything is computed

@@ -143,6 +143,7 @@ NOTES: Mapping[str, str] = {
     "parse_special": "whether a prompt's text spells control tokens",
     "previous_response_id": "a response that is kept",
     "prompt_logprobs": "vLLM's; not in streams",
+    "instruction": "what documents are ranked for, to a model that is asked in words; of any other a 400",
     "prompt_name": "one of the model's prompts, such as `query`, stands before every text",
     "reasoning": "`effort`, `enabled`, `max_tokens`",
     "reasoning_budget": "as `thinking_token_budget`",
@@ -164,7 +165,9 @@ NOTES: Mapping[str, str] = {
     "tools": "functions, and custom tools as functions of one text; others are left out and named",
     "top_k": "0 or -1 keeps all",
     "suffix": "what stands behind the gap; needs a model whose tokenizer has tokens for gaps",
-    "truncate": "whether what is too long is cut; where nothing is said, Ollama's routes do, and /v1/embeddings refuses it",
+    "raw_scores": "true: as a reranker's head gives them; false: all from 0 to 1; else as the model's author has it",
+    "truncate": "whether what is too long is cut; where nothing is said, Ollama's routes and reranking do, and /v1/embeddings "
+    "refuses it",
     "truncate_prompt_tokens": "most tokens of the prompt; -1 is as many as fit",
     "truncation": "auto: a conversation that is too long loses its beginning",
     "truncation_side": "`left` (the beginning is cut) or `right`",

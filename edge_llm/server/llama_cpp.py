@@ -6,30 +6,44 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pydantic
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from edge_llm.engine.ranking import Ranked
+from edge_llm.engine.ranking_texts import ranked
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
 from edge_llm.server.journal import Entry
 from edge_llm.server.lending import check_served, lend, pool_of, prepared
 from edge_llm.server.models import model_entry
-from edge_llm.server.prompt_shapes import prompts_of
 from edge_llm.server.schemas import NamesModel, ignored_header
 from edge_llm.server.stream import until_disconnect
+
+
+class DocumentBody(pydantic.BaseModel):
+    """A document as an object, as Cohere and Jina have it."""
+
+    text: str
 
 
 class RerankBody(NamesModel):
     """The body of a request that orders documents by a query; `texts` is the name in text-embeddings-inference."""
 
     query: str
-    documents: list[str] | None = Field(None, min_length=1, max_length=limits.INPUTS - 1)
+    documents: list[str | DocumentBody] | None = Field(None, min_length=1, max_length=limits.INPUTS - 1)
     texts: list[str] | None = Field(None, min_length=1, max_length=limits.INPUTS - 1)
     top_n: int | None = Field(None, ge=1)
     return_text: bool | None = None
     return_documents: bool | None = None
+    raw_scores: bool | None = None
+    """A reranker's scores as it gives them, or all from 0 to 1; as its author has it, if it is not said."""
+    instruction: str | None = None
+    """What it is for, to models that are asked in words."""
+    truncate: bool | None = None
+    """Whether a document that is too long is cut; it is, if it is not said."""
 
     @property
     def given(self) -> list[str]:
@@ -37,38 +51,35 @@ class RerankBody(NamesModel):
         found = self.documents if self.documents is not None else self.texts
         if found is None:
             raise UsageError("documents is missing; give a list of texts", param="documents")
-        return found
+        return [one if isinstance(one, str) else one.text for one in found]
 
 
 async def rerank(request: Request) -> Response:
-    """Documents by how near their embeddings are to the query's: the cosine, 1 for the same text."""
+    """Documents by the score that a reranker gives each with the query, by the cosine of an embedding model's vectors, or by
+    how sure any other model is that the document answers the query."""
     entry = Entry.of(request.scope)
-    host, body, prompts, headers = await prepared(request, RerankBody, _reranked)
+    host, body, asked, headers = await prepared(request, RerankBody, _reranked)
     model = host.called(body.model)
-    entry.model, entry.prompt_tokens = model, sum(map(len, prompts))
-    vectors = await until_disconnect(request.receive, _vectors(host, prompts))
-    if vectors is None:
+    entry.model, entry.prompt_tokens = model, asked.tokens
+    found = await until_disconnect(request.receive, _found(host, asked))
+    if found is None:
         return Response(status_code=499)
-    scores = (vectors[1:] @ vectors[0]).tolist()
-    host.metrics.count("embedded_tokens_total", sum(map(len, prompts)))
+    scores = asked.scores(found, raw=body.raw_scores)
+    host.metrics.count("embedded_tokens_total", asked.tokens)
     workshop = pool_of(request).workshop
     return await workshop.reply(request, lambda: _ranking(body, model, scores, entry.prompt_tokens), headers)
 
 
-def _reranked(host: ModelHost, body: RerankBody) -> tuple[ModelHost, RerankBody, list[list[int]], dict[str, str]]:
-    engine = host.engine
-
-    def tokens(name: str, text: str) -> list[int]:
-        known = engine.reading is not None and engine.reading.prompt(name) is not None
-        return engine.text_tokens(text, name if known else None)
-
-    prompts = prompts_of(host, [body.query], "query", 1, lambda text, _: tokens("query", text))
-    prompts += prompts_of(host, body.given, "documents", limits.INPUTS, lambda text, _: tokens("document", text))
-    return host, body, prompts, ignored_header(body.ignored())
+def _reranked(host: ModelHost, body: RerankBody) -> tuple[ModelHost, RerankBody, Ranked, dict[str, str]]:
+    truncate = body.truncate is not False
+    for text in (body.query, *(() if truncate else body.given)):
+        host.check_length(text)
+    asked = ranked(host.engine, body.query, body.given, instruction=body.instruction, truncate=truncate)
+    return host, body, asked, ignored_header(body.ignored())
 
 
-async def _vectors(host: ModelHost, prompts: list[list[int]]) -> np.ndarray:
-    found: np.ndarray = await asyncio.wrap_future(host.service.embed(prompts))
+async def _found(host: ModelHost, asked: Ranked) -> np.ndarray:
+    found: np.ndarray = await asyncio.wrap_future(host.service.rank(asked))
     return found
 
 

@@ -14,11 +14,13 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel
 from edge_llm.files import RegularFile, read_file, shown
+from edge_llm.formats.limits import MAX_WEIGHT
 from edge_llm.formats.model_folder import SourceFolder, open_model_folder
+from edge_llm.formats.safetensors import SafetensorsFile, open_safetensors
 from edge_llm.models import load_config
 from edge_llm.models.text_part import NOTICE
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources.sentence_transformers import READING_FILES, with_reading
+from edge_llm.sources.sentence_transformers import MODULE_WEIGHTS, READING_FILES, module_folders, with_reading
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.template_files import TOOL_USE, USUAL, read_templates
@@ -49,15 +51,20 @@ class HuggingFaceSource:
         self.place = str(folder)
         self.folder = folder
         self._weights = self._open_weights(folder)
+        self._heads: dict[str, SafetensorsFile] = {}
+        """What stands behind the pooling, by its folders."""
         try:
             self.config = with_reading(self._read_config(self._weights.config), folder)
             files = [found for name in (*DIGESTED, *self._beside()) if (found := folder / name).exists()]
-            self._files = files + self._weights.files
+            for path in module_folders(folder):
+                self._heads[path] = open_safetensors(folder / path / MODULE_WEIGHTS)
+            beside = [one.path for one in self._heads.values() if one.path not in files]
+            self._files = files + beside + self._weights.files
             self._prefix = "model." if "embed_tokens.weight" in self._weights.names() else ""
             """What names lack that were written without the head, as those of Qwen3-Embedding."""
             self._stamps = [stamp(file) for file in self._files]
         except BaseException:
-            self._weights.close()
+            self.close()
             raise
 
     def _open_weights(self, folder: Path) -> SourceFolder:
@@ -76,12 +83,19 @@ class HuggingFaceSource:
         return (NOTICE,) if self._weights.is_part else ()
 
     def names(self) -> list[str]:
-        return [self._prefix + name for name in self._weights.names()]
+        beside = [f"{path}/{name}" for path, file in self._heads.items() for name in file.tensors]
+        return [*(self._prefix + name for name in self._weights.names()), *beside]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        path, _, inside = name.partition("/")
+        if path in self._heads:
+            return self._heads[path].tensors[inside].shape
         return self._weights.shape(name.removeprefix(self._prefix))
 
     def read(self, name: str) -> np.ndarray:
+        path, _, inside = name.partition("/")
+        if path in self._heads:
+            return self._heads[path].read(inside, most=MAX_WEIGHT)
         return self._weights.read(name.removeprefix(self._prefix))
 
     def tokenizer(self) -> Tokenizer:
@@ -113,6 +127,8 @@ class HuggingFaceSource:
 
     def close(self) -> None:
         self._weights.close()
+        for file in self._heads.values():
+            file.close()
 
     def __enter__(self) -> HuggingFaceSource:
         return self

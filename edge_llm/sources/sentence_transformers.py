@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,25 @@ from edge_llm.files import read_file, shown
 from edge_llm.models import describe
 from edge_llm.models.fields import MAX_CONTEXT, Fields
 from edge_llm.models.layer import DescribedConfig
-from edge_llm.models.reading import POOLINGS, Prompt, Reading
+from edge_llm.models.reading import POOLINGS, Dense, Prompt, Reading, dense, score_by
 from edge_llm.strict_json import parse_json, read_object
 
 MODULES, SETTINGS, LONGEST = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
-READING_FILES = (MODULES, SETTINGS, LONGEST, "1_Pooling/config.json")
+READING_FILES = (
+    MODULES, SETTINGS, LONGEST, "1_Pooling/config.json",
+    *(f"{n}_Dense/{file}" for n in (2, 3) for file in ("config.json", "model.safetensors")),
+)  # fmt: skip
+MODULE_WEIGHTS = "model.safetensors"
+"""Of a module, in its folder."""
 _MAX_BYTES = 1 << 20
 _MAX_MODULES, _MAX_PROMPTS, _MAX_PROMPT = 16, 256, 1000
 _FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
-_RUN = ("Transformer", "Pooling", "Normalize")
-"""The modules that run here, in this order."""
+_RUN = ("Transformer", "Pooling", "Dense", "Normalize")
+"""The modules that run here, in this order; of Dense there may be several."""
+_SCORES = ("Transformer", "LogitScore")
+"""Those of a decoder that is asked for a word, as any is here."""
+_ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "GELU": "gelu_erf", "ReLU": "relu", "SiLU": "silu"}
+"""By classes of torch."""
 
 
 def with_reading(config: ModelConfig, folder: Path) -> ModelConfig:
@@ -33,36 +42,90 @@ def with_reading(config: ModelConfig, folder: Path) -> ModelConfig:
     """
     if not (folder / MODULES).exists():
         return config
-    pooling = _pooling(folder, config.hidden_size)
     settings = read_object(folder / SETTINGS, max_bytes=_MAX_BYTES) if (folder / SETTINGS).exists() else {}
+    modules = _modules(folder)
+    own = describe(config).reading
+    if tuple(kind for kind, _ in modules) == _SCORES:
+        return config
+    if own is not None and own.score and [kind for kind, _ in modules] == ["Transformer"]:
+        return _scored(config, folder, own, settings.get("activation_fn"))
+    pooling, head = _pooling(folder, modules, config.hidden_size), _head(folder, modules)
     prompts = _prompts(settings)
     default = settings.get("default_prompt_name") or ""
     if default and default not in [one.name for one in prompts]:
         raise InvalidModel(f"{SETTINGS}: default_prompt_name `{shown(default)}` is none of the prompts")
+    try:
+        reading = Reading(pooling, prompts, default, head)
+        return _read(config, folder, reading)
+    except ValueError as error:
+        raise InvalidModel(f"{MODULES}: {error}") from None
+
+
+def module_folders(folder: Path) -> list[str]:
+    """The folders of modules with weights of their own, beside those of the model."""
+    return [path for kind, path in _modules(folder) if kind == "Dense"] if (folder / MODULES).exists() else []
+
+
+def _scored(config: ModelConfig, folder: Path, own: Reading, named: object) -> ModelConfig:
+    """A reranker, whose scores are made by the class of torch that is ``named``; None: as its config.json says."""
+    try:
+        return _read(config, folder, own if named is None else replace(own, score=score_by(named)))
+    except ValueError as error:
+        raise UnsupportedModel(f"{SETTINGS}: activation_fn `{shown(named)}` does not run here: {error}") from None
+
+
+def _read(config: ModelConfig, folder: Path, reading: Reading) -> ModelConfig:
+    """``config`` whose states become what ``reading`` says."""
     return DescribedConfig(
         family=config.family,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         context=_longest(folder, config.context),
         tied_embeddings=config.tied_embeddings,
-        decoder=replace(describe(config), reading=Reading(pooling, prompts, default)),
+        decoder=replace(describe(config), reading=reading),
     )
 
 
-def _pooling(folder: Path, hidden: int) -> str:
-    """What `POOLINGS` calls the pooling module's kind."""
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """The kinds of the modules and their folders, in order."""
     found = parse_json(read_file(folder / MODULES, _MAX_BYTES).removeprefix(codecs.BOM_UTF8), MODULES)
     if not isinstance(found, list) or not 1 <= len(found) <= _MAX_MODULES or not all(isinstance(one, dict) for one in found):
         raise InvalidModel(f"{MODULES} must be a list of modules")
-    kinds = [str(one.get("type")).rpartition(".")[2] for one in found]
+    modules = [(str(one.get("type")).rpartition(".")[2], one.get("path", "")) for one in found]
+    for kind, path in modules:
+        if not isinstance(path, str) or Path(path).name != path or (not path and kind in ("Pooling", "Dense")):
+            raise InvalidModel(f"{MODULES}: `{shown(path)}` is no folder of the module {shown(kind)}")
+    return modules
+
+
+def _pooling(folder: Path, modules: Sequence[tuple[str, str]], hidden: int) -> str:
+    """What `POOLINGS` calls the pooling module's kind."""
+    kinds = [kind for kind, _ in modules]
     if foreign := [kind for kind in kinds if kind not in _RUN]:
         raise UnsupportedModel(f"{MODULES}: the module `{shown(foreign[0])}` does not run here; these do: {', '.join(_RUN)}")
-    if kinds[:2] != ["Transformer", "Pooling"] or len(kinds) > len(_RUN):
+    once = [kind for kind in kinds if kind != "Dense"]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds != sorted(kinds, key=_RUN.index) or len(set(once)) < len(once):
         raise UnsupportedModel(f"{MODULES}: the modules `{shown(', '.join(kinds))}` do not run here in this order")
-    path = found[1].get("path")
-    if not isinstance(path, str) or Path(path).name != path or not path:
-        raise InvalidModel(f"{MODULES}: `{shown(path)}` is no folder of the pooling module")
-    return _pooling_of(read_object(folder / path / "config.json", max_bytes=_MAX_BYTES), hidden)
+    return _pooling_of(read_object(folder / modules[1][1] / "config.json", max_bytes=_MAX_BYTES), hidden)
+
+
+def _head(folder: Path, modules: Sequence[tuple[str, str]]) -> tuple[Dense, ...]:
+    """The steps behind the pooling."""
+    return tuple(_dense(folder, path, number) for number, (kind, path) in enumerate(modules) if kind == "Dense")
+
+
+def _dense(folder: Path, path: str, number: int) -> Dense:
+    raw = read_object(folder / path / "config.json", max_bytes=_MAX_BYTES)
+    fields = Fields(raw)
+    columns, rows = (fields.integer(key, 1, 1 << 17) for key in ("in_features", "out_features"))
+    named = raw.get("activation_function", "torch.nn.modules.activation.Tanh")
+    activation = "Identity" if named is None else named.rpartition(".")[2] if isinstance(named, str) else ""
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{path}/config.json: the activation `{shown(named)}` does not run here")
+    if any(raw.get(key) not in (None, "sentence_embedding") for key in ("module_input_name", "module_output_name")):
+        raise UnsupportedModel(f"{path}/config.json: a module of anything but the pooled states does not run here")
+    bias = fields.flag("bias", True)
+    return dense(f"dense_{number}", f"{path}/linear", columns, rows, bias=bias, activation=_ACTIVATIONS[activation])
 
 
 def _pooling_of(raw: dict[str, Any], hidden: int) -> str:

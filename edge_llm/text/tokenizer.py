@@ -4,9 +4,6 @@ Encoding is the package's.  Decoding is ours, from the bytes that each token sta
 exactly the text that decoding everything at once gives, a few bytes at a time and without ever showing half of a
 character.  The two agree with the package's own decoding except for invalid byte runs: where it turns a whole run of
 byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
-
-    tokenizer = Tokenizer.from_folder(Path("qwen2.5-0.5b"), vocab_size=151936)
-    ids = tokenizer.encode("Hello", add_bos=tokenizer.add_bos)
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ from edge_llm.files import shown
 from edge_llm.interrupts import HeldInterrupt
 from edge_llm.strict_json import is_unicode, read_object
 from edge_llm.text.added import beyond_embedding, is_mark, without_added
+from edge_llm.text.frames import PairFrame, frame_of, pair_frame_of
 from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.loading import load, load_bytes, pass_on
 from edge_llm.text.pieces import Pieces
@@ -174,9 +172,12 @@ class Tokenizer:
     @cached_property
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The control tokens that the post-processor puts before and behind a text, such as [CLS] and [SEP]."""
-        probe = self._run("a", add_special_tokens=True)
-        text = [at for at, special in enumerate(probe.special_tokens_mask) if not special]
-        return (tuple(probe.ids[: text[0]]), tuple(probe.ids[text[-1] + 1 :])) if text else ((), ())
+        return frame_of(self._run("a", add_special_tokens=True))
+
+    @cached_property
+    def pair_frame(self) -> PairFrame:
+        """The same around a pair of texts, such as [CLS] one [SEP] other [SEP]."""
+        return pair_frame_of(self._run(("a", "a"), add_special_tokens=True))
 
     @property
     def begun(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -220,7 +221,7 @@ class Tokenizer:
             self._backend.encode_special_tokens = not parse_special
             return self._run(text)
 
-    def _run(self, text: str, *, add_special_tokens: bool = False) -> Any:
+    def _run(self, text: str | tuple[str, str], *, add_special_tokens: bool = False) -> Any:
         with HeldInterrupt():  # what a signal's handler raises says nothing of the text
             try:
                 # as a batch, which lets other threads run meanwhile
