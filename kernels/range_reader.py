@@ -11,8 +11,9 @@ touched, until `wait` returns how many of the first bytes are there (n, or fewer
 and the CRC-32C of every piece (uint32 [len(ends)], of which only those before that end mean anything).  `wait` raises
 nothing and may be called again; dropping what `start` returned waits too.  Ranges are read in the order in which they were
 asked for, the urgent ones before all others.  Each of the `threads` has one request of `request_bytes` (a multiple of 4096)
-in flight.  `again` asks for the same range once more, from the same file even if it was closed since.  `beside` is an
-earlier reading of the same file, whose descriptor the new one shares; without it, a reading has one of its own.
+in flight.  `hurry` makes a reading urgent, `drop` has no more read of it than was begun: it ends as one that failed there.
+`again` asks for the same range once more, from the same file even if it was closed since.  `beside` is an earlier reading of
+the same file, whose descriptor the new one shares; without it, a reading has one of its own.
 
 A process that was forked has no such threads: there 0 bytes are there, and who waits reads them itself.
 """

@@ -81,6 +81,41 @@ def test_the_urgent_overtakes_what_was_asked_for_before(data: np.ndarray, fd: in
     os.close(endless)
 
 
+def test_what_is_hurried_overtakes_and_what_is_dropped_is_never_read(data: np.ndarray, fd: int) -> None:
+    reader = RangeReader(1, PAGE)
+    endless = os.open("/dev/zero", os.O_RDONLY)
+    nothing = np.array([], np.int64)
+    long = reader.start(endless, np.ones(32768 * PAGE, np.uint8), 0, nothing, urgent=True)  # the others come meanwhile
+    dropped, shared = np.zeros(2 * PAGE, np.uint8), np.zeros(PAGE, np.uint8)  # the last holds what was read last
+    unwanted = [reader.start(fd, dropped, 0, np.array([PAGE]), urgent) for urgent in (False, True)]
+    patient, hurried = (reader.start(fd, shared, page * PAGE, np.array([PAGE])) for page in (3, 5))
+    hurried.hurry()
+    for one in unwanted:
+        one.drop()
+        assert one.wait()[0] == 0
+    for reading, page in ((hurried, 5), (patient, 3)):
+        assert (reading.wait()[0], reading.wait()[1].tolist()) == (PAGE, [crc32c(data[page * PAGE : (page + 1) * PAGE])])
+    assert np.array_equal(shared, data[3 * PAGE : 4 * PAGE]) and not dropped.any()
+    for ended in (hurried, patient, long):  # nothing to do
+        ended.hurry()
+        ended.drop()
+    assert long.wait()[0] == 32768 * PAGE and patient.wait()[0] == PAGE
+    unwanted[0].again()
+    assert unwanted[0].wait()[0] == len(dropped) and np.array_equal(dropped, data[: 2 * PAGE])
+    os.close(endless)
+
+
+def test_a_range_that_is_dropped_under_way_ends(data: np.ndarray, fd: int) -> None:
+    reader = RangeReader(2, PAGE)
+    for _ in range(200):
+        out = np.zeros(30 * PAGE, np.uint8)
+        reading = reader.start(fd, out, 0, np.array([PAGE, 30 * PAGE]))
+        reading.drop()
+        there, checksums = reading.wait()
+        assert there % PAGE == 0 and np.array_equal(out[:there], data[:there])
+        assert there == 0 or checksums[0] == crc32c(data[:PAGE])
+
+
 def test_a_range_is_read_again_as_it_is_now_from_the_file_as_it_was_opened(data: np.ndarray, fd: int, tmp_path: Path) -> None:
     reader = RangeReader(2, PAGE)
     out, ends = np.zeros(9 * PAGE, np.uint8), np.array([7, 9 * PAGE])

@@ -72,9 +72,17 @@ class BlockReading:
             raise self._pieces.cut() from None
         return self._pieces.tensors(self._buffer, checksums)
 
-    def settle(self) -> None:
-        """Wait until nobody writes to the buffer any more, whatever came of it."""
-        self._range.settle()
+    def hurry(self) -> None:
+        """`RangeReading.hurry` of the block."""
+        self._range.hurry()
+
+    def drop(self) -> None:
+        """`RangeReading.drop` of the block."""
+        self._range.drop()
+
+    def settle(self) -> int:
+        """Wait until nobody writes to the buffer any more, whatever came of it; how many of the block's bytes are there."""
+        return self._range.settle()
 
     def again(self) -> bool:
         """Ask for the same block once more; false, with nothing done, where it must be asked for anew."""
@@ -104,18 +112,27 @@ class BlockReader:
         self._pieces: dict[str, BlockPieces] = {}  # of blocks that were asked for: layers are, again and again
         weakref.finalize(self, self._file.close)
 
-    def start(self, name: str, out: np.ndarray | None = None, beside: BlockReading | None = None) -> BlockReading:
-        """Ask for the block ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once.
+    def start(
+        self,
+        name: str,
+        out: np.ndarray | None = None,
+        beside: BlockReading | None = None,
+        *,
+        urgent: bool = False,
+    ) -> BlockReading:
+        """Ask for the block or unit ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once.
 
-        ``beside`` is an earlier reading, whose file descriptor the new one shares.
+        ``beside`` is an earlier reading, whose file descriptor the new one shares.  What is ``urgent`` overtakes what is not.
         """
-        block = self._bundle.blocks[name]
+        block = self._bundle.blocks.get(name) or self._bundle.units[name]
         buffer = aligned_empty(block.nbytes) if out is None else out[: block.nbytes]
         if name not in self._pieces:
             self._pieces[name] = BlockPieces(self._bundle, block)
         pieces = self._pieces[name]
         shared = None if beside is None else beside._range
-        reading = RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends, beside=shared)
+        reading = RangeReading(
+            self._file, self._reader, buffer, block.offset, pieces.ends, urgent=urgent, beside=shared
+        )
         return BlockReading(pieces, buffer, reading)
 
     def read(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:

@@ -43,6 +43,7 @@ from edge_llm.formats.layout import (
     BlockRange,
     TensorRange,
     group_blocks,
+    group_units,
 )
 from edge_llm.formats.manifest import (
     MANIFEST,
@@ -240,6 +241,11 @@ class Bundle:
     def columns(self, linear: str) -> int:
         """Input channels of ``linear``, or the hidden size for ``embedding``."""
         return self.decoder.hidden_size if linear == "embedding" else self._linears[linear].columns
+
+    @functools.cached_property
+    def units(self) -> Mapping[str, BlockRange]:
+        """The units of weights inside the blocks of layers, such as ``layers.3.experts.17``, by their names."""
+        return {name: unit for block in self.blocks.values() for name, unit in group_units(block).items()}
 
     @functools.cached_property
     def _linears(self) -> dict[str, Linear]:

@@ -188,7 +188,16 @@ class RangeReading:
         starts = [0, *self._ends.tolist()]
         return [crc32c(self._out[start:end]) for start, end in itertools.pairwise(starts)]
 
-    def settle(self) -> None:
-        """Wait until nobody writes to ``out`` any more, whatever came of it."""
+    def hurry(self) -> None:
+        """Somebody waits for it: it comes before all that is not urgent."""
         if self._reading is not None:
-            self._reading.wait()
+            self._reading.hurry()
+
+    def drop(self) -> None:
+        """Nobody wants it any more: what no reader took on yet is not read."""
+        if self._reading is not None:
+            self._reading.drop()
+
+    def settle(self) -> int:
+        """Wait until nobody writes to ``out`` any more, whatever came of it; how many of its first bytes are there."""
+        return self._reading.wait()[0] if self._reading is not None else 0

@@ -26,7 +26,7 @@ class Pending(Protocol[WaitedT_co]):
         """Wait until the block is there; raises what went wrong."""
         ...
 
-    def settle(self) -> None:
+    def settle(self) -> object:
         """Wait until nobody writes to the buffer any more, whatever came of it; also after `wait`."""
         ...
 

@@ -51,6 +51,8 @@ void bind_range_reader(nb::module_& module) {
   nb::class_<Reading>(module, "Reading")
       .def("wait", &wait_for)
       .def("again", &again)
+      .def("hurry", &Reading::hurry)
+      .def("drop", &Reading::drop)
       .def_prop_ro("nbytes", &Reading::bytes);
   nb::class_<RangeReader>(module, "RangeReader")
       .def("__init__", &make_reader, nb::arg("threads"), nb::arg("request_bytes"))

@@ -108,6 +108,21 @@ class RangeQueue {
     finished_.wait(lock, [&] { return job.finished(); });
   }
 
+  // Reads what is left of a range before all that is not urgent.
+  void hurry(const std::shared_ptr<RangeJob>& job) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (remove(queue_, job)) urgent_.push_back(job);
+  }
+
+  // Reads no more of a range than what readers took on; what is left counts as failed.
+  void drop(const std::shared_ptr<RangeJob>& job) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool waits = remove(queue_, job), hurries = remove(urgent_, job);
+    if (!waits && !hurries) return;
+    job->failed_at = std::min(job->failed_at, job->asked);
+    if (job->finished()) finished_.notify_all();
+  }
+
   // Bytes read since it was made. Any thread may ask.
   int64_t read_bytes() const { return read_.load(std::memory_order_relaxed); }
 
@@ -142,7 +157,15 @@ class RangeQueue {
   // Ask for no more of a range.
   void give_up(const std::shared_ptr<RangeJob>& job, int64_t begin) {
     job->failed_at = std::min(job->failed_at, begin);
-    for (auto* queue : {&urgent_, &queue_}) queue->erase(std::remove(queue->begin(), queue->end(), job), queue->end());
+    remove(urgent_, job);
+    remove(queue_, job);
+  }
+
+  static bool remove(std::deque<std::shared_ptr<RangeJob>>& queue, const std::shared_ptr<RangeJob>& job) {
+    const auto left = std::remove(queue.begin(), queue.end(), job);
+    const bool found = left != queue.end();
+    queue.erase(left, queue.end());
+    return found;
   }
 
   // False when the file ends or the system refuses.  A short direct read goes on at the last whole page.
@@ -198,6 +221,13 @@ class RangeReader {
   // In a child nobody writes to the range, whose progress means nothing.
   void wait(const RangeJob& job) {
     if (!forked()) queue_->wait(job);
+  }
+
+  void hurry(const std::shared_ptr<RangeJob>& job) {
+    if (!forked()) queue_->hurry(job);
+  }
+  void drop(const std::shared_ptr<RangeJob>& job) {
+    if (!forked()) queue_->drop(job);
   }
 
   int64_t read_bytes() const { return queue_->read_bytes(); }

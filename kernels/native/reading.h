@@ -27,6 +27,11 @@ class Reading {
 
   void wait() const { owner_.wait(*job_); }
 
+  // What is left of it comes before all that is not urgent.
+  void hurry() const { owner_.hurry(job_); }
+  // What no reader took on yet is not read any more.
+  void drop() const { owner_.drop(job_); }
+
   // Reads the range once more; returns at once, or when the reading before has ended.
   void again() {
     wait();
