@@ -11,6 +11,7 @@ from typing import Any
 from edge_llm.bench.memory import forget_peak
 from edge_llm.formats.block_reader import read_rate
 from edge_llm.formats.bundle import Bundle
+from edge_llm.weights.base import ExpertCounts
 
 _STAT = "/sys/dev/block/{}:{}/stat"
 _BUSY_FIELD = 9
@@ -73,10 +74,18 @@ class DiskMeter:
         return DiskUse((before.rate + measure_disk(self._bundle)) / 2, share)
 
 
-def streaming(row: dict[str, Any], streamed_bytes: int, disk: DiskUse | None) -> dict[str, Any]:
-    """What a row says of streamed weights; ``disk_share`` is generation over what the disk alone would allow."""
+def streaming(
+    row: dict[str, Any], streamed_bytes: int, disk: DiskUse | None, experts: ExpertCounts | None = None
+) -> dict[str, Any]:
+    """What a row says of streamed weights; ``disk_share`` is generation over what the disk alone would allow.
+
+    Of ``experts`` that come from flash a token reads what these counts say.
+    """
     if disk is None:
         return dict.fromkeys(_KEYS)
+    if experts is not None:
+        found = experts.facts
+        return streaming(row, round(found["flash_bytes_per_token"] or 0), disk) | found
     share = None if row["n_prompt"] else row["median_ts"] * streamed_bytes / disk.rate
     return dict(zip(_KEYS, (streamed_bytes, disk.rate, share, disk.busy), strict=True))
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_llm.bench.memory import peak_rss_bytes
 from edge_llm.runner.base import Runner
+from edge_llm.weights.base import ExpertCounts
 
 SEED = 0
 """Of the random tokens."""
@@ -154,6 +155,11 @@ class OwnRunner:
         self._runner = runner
         self._tokens = Random(SEED).choices(range(vocab), k=runner.context)  # NumPy's generators take 3 MB to import
         self._sequence = runner.open()
+
+    @property
+    def experts(self) -> ExpertCounts | None:
+        """What became of experts that come from flash; None where none do."""
+        return self._runner.look().experts
 
     def begin(self, depth: int) -> None:
         if self._sequence.length > depth:

@@ -39,6 +39,8 @@ OPTIONAL = (
     Column("GB/s", lambda row: _number(row["gb_s"], ".1f")),
     Column("of roof", lambda row: _number(row["gops_share"] or row["gb_s_share"], ".0%")),
     Column("streamed", lambda row: _number(row.get("streamed_bytes_per_token"), ".0f", " MiB", 2**20)),
+    Column("hits", lambda row: _number(row.get("expert_hit_rate"), ".0%")),
+    Column("guessed", lambda row: _number(row.get("expert_guess_rate"), ".0%")),
     Column("disk", lambda row: _number(row.get("disk_bytes_per_s"), ".2f", " GB/s", 1e9)),
     Column("of disk", lambda row: _number(row.get("disk_share"), ".0%")),
     Column("disk busy", lambda row: _number(row.get("disk_busy_share"), ".0%")),
@@ -96,7 +98,7 @@ def _wanted(head: str, rows: Sequence[Row]) -> bool:
         "GOP/s": "gops_share", "GB/s": "gb_s_share", "of roof": "roof_gops", "edge-llm / peer": "ratio",
         "first token": "ttft_ms", "from flash": "ttft_cold_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
         "streamed": "disk_bytes_per_s", "disk": "disk_bytes_per_s", "of disk": "disk_share",
-        "disk busy": "disk_busy_share",
+        "disk busy": "disk_busy_share", "hits": "expert_hit_rate", "guessed": "expert_guess_rate",
     }[head]  # fmt: skip
     return any(row.get(key) is not None for row in rows)
 

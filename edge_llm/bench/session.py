@@ -26,6 +26,7 @@ from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Site
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.weights.base import ExpertCounts
 
 NOISY = 0.05
 """Standard deviation over mean of the speed, from which a row deserves a warning."""
@@ -106,13 +107,14 @@ def _with_threads(
         meter = CoreMeter([peer.process_id for peer in taking_part])
         before = roof_meter.before()
         disk_before = disk_meter.before()
+        experts_before = own.experts
         mine, *theirs = measure([own, *taking_part], test, settings.repetitions, warm_up=settings.warm_up)
         disk = disk_meter.after(disk_before, alone=not taking_part)
         mine = replace(mine, peak_rss_bytes=max(mine.peak_rss_bytes, load_peak))
         usage = meter.read()
         roofs = roof_meter.after(before)
         _say(warn, core_warning(usage, test.label))
-        made = [facts.own_row(mine, roofs, usage, disk)]
+        made = [facts.own_row(mine, roofs, usage, disk, _since(experts_before, own.experts))]
         made += [facts.peer_row(peer, m, mine, roofs, usage) for peer, m in zip(taking_part, theirs, strict=True)]
         for row in made:
             _say(warn, _noise_warning(row, advice="trust the ratio more" if peers else "repeat it when the machine is quiet"))
@@ -126,6 +128,10 @@ def _with_threads(
         found = iter(_breakdowns(settings, runtime, threads))
         for row in rows:
             yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
+
+
+def _since(before: ExpertCounts | None, now: ExpertCounts | None) -> ExpertCounts | None:
+    return None if before is None or now is None else now - before
 
 
 def _breakdowns(settings: BenchSettings, runtime: RuntimeConfig, threads: int) -> list[Breakdown]:
@@ -188,7 +194,14 @@ class _Facts:
     streamed_bytes: int
     """Bytes that our runner reads from flash for a generated token."""
 
-    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: CoreUsage | None, disk: DiskUse | None) -> Row:
+    def own_row(
+        self,
+        measurement: Measurement,
+        roofs: Roofs | None,
+        usage: CoreUsage | None,
+        disk: DiskUse | None,
+        experts: ExpertCounts | None,
+    ) -> Row:
         settings, runtime = self.settings, self.runtime
         assert runtime.chunk is not None
         found = float_sizes(settings.bundle) if runtime.float_path else sizes(settings.bundle)
@@ -213,7 +226,7 @@ class _Facts:
         }
         costs = None if runtime.float_path else Costs.of_bundle(settings.bundle)
         row = self._row("", model, measurement, costs, roofs, usage) | dict.fromkeys(_RATIO)
-        return row | streaming(row, self.streamed_bytes, disk)
+        return row | streaming(row, self.streamed_bytes, disk, experts)
 
     def peer_row(
         self, peer: Peer, measurement: Measurement, ours: Measurement, roofs: Roofs | None, usage: CoreUsage | None

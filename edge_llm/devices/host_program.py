@@ -14,7 +14,7 @@ from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.program import Program
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
-from edge_llm.operations.host_call import AnyRows
+from edge_llm.operations.host_call import AnyRows, HostExperts
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import Turn
@@ -156,6 +156,10 @@ class _Call:
     @property
     def linears(self) -> Mapping[str, Weight]:
         return self.bound.weights.linears
+
+    @property
+    def experts(self) -> HostExperts | None:
+        return self.bound.weights.experts
 
     @property
     def table(self) -> Table:

@@ -21,6 +21,7 @@ from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, PageMap, RunnerIn
 
 if TYPE_CHECKING:
     from edge_llm.engine.engine import Engine
+    from edge_llm.weights.base import ExpertCounts
 
 __all__ = ["Inside", "Lane", "LaneSpan", "LastPrompt", "ModelFacts", "PageMap", "ProcessMemory", "Work", "look"]
 
@@ -63,6 +64,8 @@ class Inside:
     waiting: int
     step: Work | None = None
     """Some steps of the last answer; None where not the host does all of it."""
+    experts: ExpertCounts | None = None
+    """What became of experts that come from flash; None where none do."""
     memory_rate: float | None = None
     """Bytes a second that main memory can be read at; None until it is measured."""
 
@@ -99,6 +102,7 @@ def look(engine: Engine) -> Inside:
         running=running,
         waiting=waiting,
         step=runner.step,
+        experts=runner.experts,
         memory_rate=_memory_rate(engine, idle=not running and not waiting) if runner.step is not None else None,
     )
 

@@ -119,7 +119,7 @@ def read_weights(plan: Plan, progress: StageProgress | None = None) -> Weights:
         from edge_llm.weights.staged import StagedWeights  # only cards that decode
 
         return StagedWeights(bundle, weights.staging, on_bytes)
-    if weights.host.streamed or weights.host.flash_tables:
+    if weights.host.streamed or weights.host.flash_tables or weights.host.experts:
         return StreamedWeights(bundle, weights.host, on_bytes, streams=weights.to_card)
     return ResidentWeights(bundle, on_bytes, weights.to_card)
 

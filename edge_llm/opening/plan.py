@@ -168,6 +168,7 @@ class Plan:
             "resident_layers": list(host.resident),
             "streamed_layers": list(host.streamed),
             "streamed_bytes_per_token": host.streamed_bytes,
+            "experts": None if host.experts is None else asdict(host.experts),
             "memory": {**asdict(self.memory), "main": self.memory.main},
         }
 
@@ -212,11 +213,19 @@ def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if facts["streamed_layers"]:
         layers = layer_ranges(facts["streamed_layers"])
         rows.append(("from flash", f"layers {layers}: {byte_size(facts['streamed_bytes_per_token'])} per token"))
+    if facts["experts"]:
+        rows.append(("from flash", expert_words(facts["experts"], facts["streamed_bytes_per_token"])))
     if card:
         rows.append(("card", byte_size(card)))
     if facts["prefix_cache_bytes"]:
         rows.append(("disk", f"{byte_size(facts['prefix_cache_bytes'])} for pages of prompts"))
     return rows
+
+
+def expert_words(experts: Mapping[str, int], token_bytes: int) -> str:
+    """Which experts stay in memory, and what a token reads, for people."""
+    held = f"{experts['quota']} of {experts['count']} experts of a layer stay in memory, {experts['ahead']} are on their way"
+    return f"{held}; {byte_size(token_bytes)} per token if all are as likely"
 
 
 def _sum_of(memory: Mapping[str, int]) -> str:

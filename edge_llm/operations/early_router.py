@@ -14,7 +14,7 @@ import numpy as np
 from edge_llm.operations.base import Arithmetic, Gain
 from edge_llm.operations.experts import Experts
 from edge_llm.operations.norm import Norm
-from edge_llm.operations.router import Router
+from edge_llm.operations.router import Router, Routes
 
 if TYPE_CHECKING:
     from edge_llm.operations.layer import Layer
@@ -38,12 +38,23 @@ class EarlyRouter:
 
         No rows where a row has no scores, or there are more than `GUESSED_ROWS`.
         """
+        routes = self._routes(x, arithmetic)
+        return np.empty((0, self.router.used), np.int64) if routes is None else routes.experts
+
+    def ranked(self, x: np.ndarray, arithmetic: Arithmetic) -> list[int]:
+        """Where any of these rows would go, those that weigh most first; none where `experts` has no rows."""
+        routes = self._routes(x, arithmetic)
+        if routes is None:
+            return []
+        numbers, places = np.unique(routes.experts, return_inverse=True)
+        weights = np.bincount(places.reshape(-1), routes.weights.reshape(-1))
+        return list(numbers[np.argsort(-weights, kind="stable")].tolist())
+
+    def _routes(self, x: np.ndarray, arithmetic: Arithmetic) -> Routes | None:
         try:
-            if len(x) <= GUESSED_ROWS:
-                return self.router.routes(x * self.ratio, self.gains, arithmetic).experts
+            return self.router.routes(x * self.ratio, self.gains, arithmetic) if len(x) <= GUESSED_ROWS else None
         except ValueError:  # what is no number is for the layer itself to say
-            pass
-        return np.empty((0, self.router.used), np.int64)
+            return None
 
 
 def mixture_of(layer: Layer) -> Experts | None:

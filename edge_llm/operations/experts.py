@@ -6,7 +6,8 @@ chosen experts give is added in the order of their numbers, so a row has one res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -21,7 +22,8 @@ from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.operations.router import Router, Routes
 
 if TYPE_CHECKING:
-    from edge_llm.operations.host_call import HostCall, HostWeight
+    from edge_llm.kernels import ThreadPool
+    from edge_llm.operations.host_call import HostCall, HostExperts, HostWeight
     from edge_llm.operations.questions import AnyLayer
 
 NAME = "experts"
@@ -90,9 +92,10 @@ class Experts(Operation):
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
         """Of every expert gate and up in one, then down."""
-        return tuple(one for expert in range(self.count) for one in self._linears_of(expert))
+        return tuple(one for expert in range(self.count) for one in self.linears_of(expert))
 
-    def _linears_of(self, expert: int) -> tuple[Linear, Linear]:
+    def linears_of(self, expert: int) -> tuple[Linear, Linear]:
+        """Of one expert: gate and up in one, then down."""
         gate, up = (module.format(expert) for module in (self.gate_module, self.up_module))
         rows: tuple[SourceRows, ...] = (SourceRows(gate, self.width), SourceRows(up, self.width))
         if gate == up:
@@ -206,7 +209,7 @@ class Experts(Operation):
     def add_call(self, call: HostCall) -> None:
         x, out = call.buffers[self.reads], call.buffers[self.writes]
         add = call.buffers[self.adds] if self.adds else None
-        weights = [call.linears[one.name] for one in self.linears]
+        weights = call.experts or _Resident([call.linears[one.name] for one in self.linears])
         apply = partial(self._apply, weights, call)
 
         def step(rows: int, late: np.ndarray | None) -> None:
@@ -218,12 +221,47 @@ class Experts(Operation):
 
         call.add(step)
 
-    def _apply(self, weights: Sequence[HostWeight], call: HostCall, x: np.ndarray) -> np.ndarray:
+    def _apply(self, weights: HostExperts, call: HostCall, x: np.ndarray) -> np.ndarray:
         """What the experts make of the rows x: a linear gives a row the same beside any others."""
         arithmetic = same_bits_by(call.pool)
-        y = np.zeros_like(x)
-        for expert, rows, shares in self.router.routes(x, call.gains, arithmetic).by_expert():
-            gate_up, down = weights[_LINEARS * expert : _LINEARS * (expert + 1)]
-            activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, shadow=call.shadow)
-            y[rows] += down.apply(activated, call.pool, shadow=call.shadow) * shares
-        return y
+        groups = {expert: (rows, shares) for expert, rows, shares in self.router.routes(x, call.gains, arithmetic).by_expert()}
+        sums = _InOrder(np.zeros_like(x), groups)
+        for run in weights.runs(list(groups), x, call.pool):
+            for expert, (gate_up, down) in run:
+                rows, _ = groups[expert]
+                activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, shadow=call.shadow)
+                sums.add(expert, down.apply(activated, call.pool, shadow=call.shadow))
+        return sums.y
+
+
+class _Resident:
+    """Experts whose ``weights`` are all in memory, those of every expert side by side."""
+
+    def __init__(self, weights: Sequence[HostWeight]) -> None:
+        self._weights = weights
+        self.nbytes = 0  # nobody asks
+
+    def runs(
+        self, experts: Sequence[int], x: np.ndarray, pool: ThreadPool
+    ) -> Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]:
+        yield [(one, self._weights[_LINEARS * one : _LINEARS * (one + 1)]) for one in experts]
+
+
+class _InOrder:
+    """Adds what experts give to the rows of ``y``, in the order of their numbers, in whatever order it comes.
+
+    ``groups`` has the rows of every expert and their shares, ascending.
+    """
+
+    def __init__(self, y: np.ndarray, groups: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
+        self.y = y
+        self._groups = groups
+        self._next = deque(groups)
+        self._early: dict[int, np.ndarray] = {}
+
+    def add(self, expert: int, given: np.ndarray) -> None:
+        """What ``expert`` gives: float32 [its rows, columns]."""
+        self._early[expert] = given
+        while self._next and self._next[0] in self._early:
+            rows, shares = self._groups[self._next[0]]
+            self.y[rows] += self._early.pop(self._next.popleft()) * shares

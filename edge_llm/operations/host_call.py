@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -50,6 +50,24 @@ class HostWeight(Protocol):
         out: np.ndarray,
     ) -> bool:
         """Add `apply` to ``program``; false for a weight that no program can multiply."""
+        ...
+
+
+class HostExperts(Protocol):
+    """The experts of a layer, in memory or not."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        ...
+
+    def runs(
+        self, experts: Sequence[int], x: np.ndarray, pool: ThreadPool
+    ) -> Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]:
+        """The linears of each of ``experts`` (ascending), which the rows x float32 [T, columns] go to: some at a time.
+
+        What is in memory comes first, and each list is valid until the next is taken.  Raises `StorageError`, `CorruptBundle`.
+        """
         ...
 
 
@@ -101,6 +119,11 @@ class HostCall(Protocol):
     def buffers(self) -> Mapping[str, np.ndarray]: ...
     @property
     def linears(self) -> Mapping[str, HostWeight]: ...
+    @property
+    def experts(self) -> HostExperts | None:
+        """The experts that `linears` lacks, because they come from flash."""
+        ...
+
     @property
     def table(self) -> HostTable:
         """Of an embedding."""

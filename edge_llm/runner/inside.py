@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from edge_llm.kv.memory import KVMemory
-    from edge_llm.weights.base import Weights
+    from edge_llm.weights.base import ExpertCounts, Weights
 
 MOST_WINDOWS = 8
 
@@ -105,6 +105,8 @@ class RunnerInside:
     """Bytes that were read from flash so far."""
     step: Work | None = None
     """Some steps of the last answer."""
+    experts: ExpertCounts | None = None
+    """What became of experts that come from flash."""
 
 
 def look_at_pages(memory: KVMemory) -> tuple[PageMap, dict[str, int]]:
@@ -114,6 +116,11 @@ def look_at_pages(memory: KVMemory) -> tuple[PageMap, dict[str, int]]:
     return PageMap(memory.page_states(), memory.pages.page_tokens, memory.page_bytes), counts
 
 
-def look_at_weights(weights: Weights) -> dict[str, int]:
+def look_at_weights(weights: Weights) -> dict[str, Any]:
     """The fields of `RunnerInside` that ``weights`` say."""
-    return {"weight_bytes": weights.nbytes, "streamed_bytes": weights.streamed_bytes, "read_bytes": weights.read_bytes}
+    return {
+        "weight_bytes": weights.nbytes,
+        "streamed_bytes": weights.streamed_bytes,
+        "read_bytes": weights.read_bytes,
+        "experts": weights.experts,
+    }

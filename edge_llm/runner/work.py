@@ -40,10 +40,11 @@ def work_of(one: WatchedOp, positions: np.ndarray) -> tuple[int, int]:
         linear = one.weights.linears[one.op.linear.name]
         return 2 * len(positions) * linear.rows * linear.columns, linear.nbytes
     if one.op.kind == EXPERTS:
-        weights = [one.weights.linears[linear.name] for linear in one.op.of.linears]
+        linears, flash = one.op.of.linears, one.weights.experts
         needed = len(positions) * one.op.of.share
-        operations = sum(2 * weight.rows * weight.columns for weight in weights) * needed
-        return round(operations), round(sum(weight.nbytes for weight in weights) * min(1.0, needed))
+        operations = sum(2 * linear.rows * linear.columns for linear in linears) * needed
+        nbytes = sum(one.weights.linears[linear.name].nbytes for linear in linears) if flash is None else flash.nbytes
+        return round(operations), round(nbytes * min(1.0, needed))
     if one.op.kind == "attention" and one.pages is not None:
         slots = one.pages.k.shape[0] * one.pages.k.shape[2]
         return 0, int((positions + 1).sum()) * one.pages.nbytes // slots

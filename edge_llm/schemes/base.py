@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_llm.config import ACTIVATIONS, ROW, STATIC
 from edge_llm.files import shown
-from edge_llm.operations.host_call import HostWeight
+from edge_llm.operations.host_call import HostExperts, HostWeight
 from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment
 
@@ -198,6 +198,8 @@ class BlockWeights:
     """The arrays that these are made of, by their names in the bundle without the layer's; empty for the head."""
     open: Callable[[Mapping[str, np.ndarray]], BlockWeights] | None = None
     """Makes the same of arrays of these names that lie elsewhere."""
+    experts: HostExperts | None = None
+    """The experts that are missing in `linears`, because they come from flash."""
 
     def moved(self, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
         """The same weights in ``tensors``, copies of this block's."""

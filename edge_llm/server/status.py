@@ -62,7 +62,14 @@ def _gauges(host: ModelHost) -> dict[str, float]:
         "num_requests_waiting": waiting,
         "preemptions": host.engine.batcher.preempted,
         **host.engine.runner.memory.state(),
+        **_expert_gauges(host),
     }
+
+
+def _expert_gauges(host: ModelHost) -> dict[str, float]:
+    """What became of experts that come from flash; empty where none do."""
+    experts = host.engine.runner.look().experts
+    return {} if experts is None else {name: fact for name, fact in experts.facts.items() if fact is not None}
 
 
 async def props(request: Request) -> JSONResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +55,46 @@ class Turns(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ExpertCounts:
+    """What became of experts that come from flash."""
+
+    used: int = 0
+    """Experts that steps used: one counts once a step of a layer, for all rows."""
+    read: int = 0
+    """Of these, how many were not in memory by what the policy keeps; some of them came early, on a guess."""
+    tokens: int = 0
+    """Rows that went through the model."""
+    named: int = 0
+    """Experts that guesses named, in memory or not."""
+    needed: int = 0
+    """Experts that the steps used for which there was a guess."""
+    recalled: int = 0
+    """Of these, how many the guess had named."""
+    fetched: int = 0
+    """Experts whose reads began on a guess."""
+    right: int = 0
+    """Of these, how many the next step of their layer used."""
+    vain_bytes: int = 0
+    """Bytes that were read of the others."""
+    read_bytes: int = 0
+    """All bytes that were read from flash, those of tables included."""
+
+    def __sub__(self, before: ExpertCounts) -> ExpertCounts:
+        """What came after ``before``."""
+        return ExpertCounts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+    @property
+    def facts(self) -> dict[str, float | None]:
+        """As plain data for faces: the counts, and the rates that follow, None where nothing was counted."""
+        return {
+            **{f"expert_{name}": count for name, count in asdict(self).items()},
+            "expert_hit_rate": 1 - self.read / self.used if self.used else None,
+            "expert_guess_rate": self.recalled / self.needed if self.needed else None,
+            "flash_bytes_per_token": self.read_bytes / self.tokens if self.tokens else None,
+        }
+
+
 class Weights(Protocol):
     """The weights of one model.
 
@@ -70,6 +110,11 @@ class Weights(Protocol):
     """Bytes that one sweep and its logits read from flash; 0 when all weights are resident."""
     slots: int
     """Buffers that streamed layers take turns in; 0 when they need none, because none is streamed or the host has all."""
+
+    @property
+    def experts(self) -> ExpertCounts | None:
+        """What became of experts that come from flash, so far; None where none do.  Any thread may ask."""
+        ...
 
     def use(self, index: int) -> BlockWeights:
         """Weights of decoder layer ``index``, which is resident or has been read."""

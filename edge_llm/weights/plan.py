@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.layout import BlockRange
+from edge_llm.formats.layout import BlockRange, TensorRange
+from edge_llm.operations.early_router import mixture_of
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
 from edge_llm.schemes.joint import has_codes
@@ -38,6 +39,27 @@ class BlockSize:
 
 
 @dataclass(frozen=True)
+class ExpertSizes:
+    """The experts of a model, each of which can be read alone."""
+
+    layers: int
+    """Layers that have experts."""
+    count: int
+    """Experts of a layer."""
+    used: int
+    """Those that a token goes to."""
+    slot: BlockSize
+    """Of the largest expert."""
+    total: int
+    """Bytes of memory of all of them."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of experts that a token needs, at most."""
+        return self.layers * self.used * self.slot.stored
+
+
+@dataclass(frozen=True)
 class WeightSizes:
     """The sizes of all weights of a model."""
 
@@ -52,6 +74,8 @@ class WeightSizes:
     """As `fixed_without_tables` when only the embedding stays there; None too when it is the output matrix."""
     fixed_without_output: int | None = None
     """The same when only the output matrix does."""
+    experts: ExpertSizes | None = None
+    """None in a model without experts."""
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
@@ -62,6 +86,10 @@ class WeightSizes:
         )
         fixed = sum(size.held for size in sizes.values())
         tables = {name: bundle.blocks[name].tensors[0] for name in (EMBEDDING, OUTPUT) if name in bundle.blocks}
+        return replace(cls._with_tables(layers, fixed, tables), experts=_expert_sizes(bundle))
+
+    @classmethod
+    def _with_tables(cls, layers: tuple[BlockSize, ...], fixed: int, tables: Mapping[str, TensorRange]) -> WeightSizes:
         if not all(table.pieces for table in tables.values()):
             return cls(layers, fixed)
         embedding, output = tables[EMBEDDING], tables.get(OUTPUT, tables[EMBEDDING])
@@ -83,10 +111,36 @@ class WeightSizes:
         return self.fixed + sum(layer.held for layer in self.layers)
 
 
+def _expert_sizes(bundle: Bundle) -> ExpertSizes | None:
+    found = [one for one in map(mixture_of, bundle.decoder.layers) if one is not None]
+    if not found:
+        return None
+    sizes = [_block_size(unit) for unit in bundle.units.values()]
+    largest = BlockSize(max(size.stored for size in sizes), max(size.held for size in sizes))
+    count, used = max(one.count for one in found), max(one.used for one in found)
+    return ExpertSizes(len(found), count, used, largest, sum(size.held for size in sizes))
+
+
 def _block_size(block: BlockRange) -> BlockSize:
     scales = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".scale"))
     matrices = sum(tensor.nbytes for tensor in block.tensors if holds_integers(tensor.name))
     return BlockSize(block.nbytes, block.nbytes + scales, block.nbytes + scales - matrices)
+
+
+@dataclass(frozen=True)
+class ExpertSlots:
+    """Memory for experts that come from flash."""
+
+    quota: int
+    """Experts of every layer that stay."""
+    ahead: int
+    """Slots beside these, for what is read on a guess and for what comes before another leaves."""
+    slot_bytes: int
+    """Bytes of a slot's buffer."""
+    count: int
+    """Experts of a layer."""
+    slots: int
+    """Of all layers, those ahead included."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +163,9 @@ class MemoryPlan:
     """Bytes read from flash in one sweep; one generated token or one window of a prompt takes one sweep."""
     flash_tables: frozenset[str] = NO_TABLES
     """Which of the embedding and the output matrix stay on flash too."""
+    experts: ExpertSlots | None = None
+    """Where experts come from flash: every layer is resident but for them, and ``streamed_bytes`` is what a token reads if all
+    experts are as likely."""
 
 
 def plan_memory(
@@ -121,14 +178,62 @@ def plan_memory(
     weights shrink by up to `GIVEN_UP` of the budget so that the process exceeds the budget by no more than `ALLOWANCE`.
     Raises `UsageError` that names the least budget when even the smallest plan does not fit.
     """
-    plans = list(_candidates(sizes, budget, slots, sizes.choices_of_tables if flash_tables else {NO_TABLES: sizes.fixed}))
+    choices = sizes.choices_of_tables if flash_tables else {NO_TABLES: sizes.fixed}
+    if sizes.experts is not None and sizes.total > budget:
+        return _plan_experts(sizes, sizes.experts, budget, choices, beside)
+    plans = list(_candidates(sizes, budget, slots, choices))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
         whole = [plan for plan in fitting if not plan.streamed and not plan.flash_tables]
-        most = max((1 - GIVEN_UP) * budget, min(budget, (1 + ALLOWANCE) * budget - beside))
+        most = _most(budget, beside)
         near = [plan for plan in fitting if plan.held_bytes <= most]
         return min(whole or near or [min(fitting, key=_held)], key=_streamed)
     raise too_little(budget, min(plan.held_bytes for plan in plans))
+
+
+def _most(budget: int, beside: int) -> float:
+    """Bytes that weights take of ``budget`` when not all of them are resident."""
+    return max((1 - GIVEN_UP) * budget, min(budget, (1 + ALLOWANCE) * budget - beside))
+
+
+def _plan_experts(
+    sizes: WeightSizes, experts: ExpertSizes, budget: int, choices_of_tables: Mapping[frozenset[str], int], beside: int
+) -> MemoryPlan:
+    """The plan in which experts alone are read from flash, and tables where that leaves room for more experts."""
+    layers = sum(layer.held for layer in sizes.layers) - experts.total
+    least = experts.layers + 1
+    plans = []
+    for tables, fixed in choices_of_tables.items():
+        for most in (_most(budget, beside), budget):
+            slots = int(most - fixed - layers) // experts.slot.held
+            if slots >= least:
+                plans.append(_expert_plan(sizes, experts, budget, slots, tables, fixed + layers))
+                break
+    if not plans:
+        raise too_little(budget, min(choices_of_tables.values()) + layers + least * experts.slot.held)
+    return min(plans, key=_streamed)
+
+
+def _expert_plan(
+    sizes: WeightSizes, experts: ExpertSizes, budget: int, slots: int, flash_tables: frozenset[str], around: int
+) -> MemoryPlan:
+    """The plan with so many ``slots``; ``around`` is what all else takes."""
+    wanted = max(2, experts.used)
+    quota = min(experts.count, max(1, (slots - wanted) // experts.layers))
+    ahead = min(slots - quota * experts.layers, wanted + experts.layers)
+    slots = quota * experts.layers + ahead
+    missed = round(experts.token_bytes * (1 - quota / experts.count))
+    return MemoryPlan(
+        budget=budget,
+        resident=tuple(range(len(sizes.layers))),
+        streamed=(),
+        slots=0,
+        slot_bytes=0,
+        held_bytes=around + slots * experts.slot.held,
+        streamed_bytes=missed + (sizes.output if OUTPUT in flash_tables else 0),
+        flash_tables=flash_tables,
+        experts=ExpertSlots(quota, ahead, experts.slot.stored, experts.count, slots),
+    )
 
 
 def too_little(budget: int, least: int) -> UsageError:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_llm.formats.bundle import Bundle
 from edge_llm.operations.attention import KEY_OFFSET
+from edge_llm.operations.early_router import mixture_of
+from edge_llm.operations.host_call import HostExperts
 from edge_llm.operations.linear import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import BlockWeights, Facts, Weight, linear_tensors, scheme_of
 from edge_llm.schemes.tables import Table
+
+if TYPE_CHECKING:
+    from edge_llm.formats.bundle import Bundle
 
 
 class ResidentWeights:
@@ -26,6 +31,7 @@ class ResidentWeights:
     streamed_bytes = 0
     read_bytes = 0
     slots = 0
+    experts = None
 
     def __init__(self, bundle: Bundle, progress: CountProgress | None = None, streams: tuple[int, ...] = ()) -> None:
         self.streamed = streams
@@ -66,23 +72,35 @@ class ResidentWeights:
         """Nothing to do: every layer is here."""
 
 
-def layer_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray], index: int) -> BlockWeights:
-    """The weights of layer ``index``, whose ``tensors`` have their full names."""
+def layer_weights(
+    bundle: Bundle, tensors: Mapping[str, np.ndarray], index: int, experts: HostExperts | None = None
+) -> BlockWeights:
+    """The weights of layer ``index``, whose ``tensors`` have their full names; without the experts that ``experts`` has."""
     prefix = f"layers.{index}."
     own = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
-    return _open_layer(bundle, index, own)
+    return _open_layer(bundle, index, own, experts=experts)
 
 
-def _open_layer(bundle: Bundle, index: int, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+def _open_layer(
+    bundle: Bundle, index: int, tensors: Mapping[str, np.ndarray], experts: HostExperts | None = None
+) -> BlockWeights:
     """The weights of layer ``index``, whose ``tensors`` have their names without the layer's."""
-    layer = bundle.decoder.layers[index]
+    layer, block = bundle.decoder.layers[index], f"layers.{index}"
+    mixture = None if experts is None else mixture_of(layer)
+    elsewhere = set() if mixture is None else {one.name for one in mixture.linears}
     gains = [*(gain.name for gain in layer.gains), KEY_OFFSET]
     return BlockWeights(
-        linears={one.name: _open(one, tensors, bundle.facts[f"layers.{index}.{one.name}"]) for one in layer.linears},
+        linears={one.name: open_linear(bundle, block, one, tensors) for one in layer.linears if one.name not in elsewhere},
         gains={name: tensors[name] for name in gains},
         tensors=tensors,
-        open=partial(_open_layer, bundle, index),
+        open=partial(_open_layer, bundle, index, experts=experts),
+        experts=experts,
     )
+
+
+def open_linear(bundle: Bundle, block: str, linear: Linear, tensors: Mapping[str, np.ndarray]) -> Weight:
+    """The weight of ``linear`` of ``block``, whose ``tensors`` have their names without the block's."""
+    return _open(linear, tensors, bundle.facts[f"{block}.{linear.name}"])
 
 
 def _open(linear: Linear, tensors: Mapping[str, np.ndarray], facts: Facts) -> Weight:

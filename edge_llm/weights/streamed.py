@@ -9,11 +9,13 @@ import numpy as np
 from edge_llm.formats.block_reader import BlockReader, BlockReading
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
-from edge_llm.formats.layout import DTYPES, BlockRange
+from edge_llm.formats.layout import DTYPES, BlockRange, group_units, unit_of
+from edge_llm.operations.host_call import HostExperts
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.tables import Table
-from edge_llm.weights.base import EMBEDDING, OUTPUT
+from edge_llm.weights.base import EMBEDDING, OUTPUT, ExpertCounts
+from edge_llm.weights.experts import StoredExperts
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
@@ -56,7 +58,10 @@ class StreamedWeights:
             elif name in plan.flash_tables:
                 tensor = bundle.blocks[name].tensors[0]
                 self._tables[name] = FlashTable(bundle, tensor, resident, reader, file)
-        self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
+        self._experts = None if plan.experts is None else StoredExperts(bundle, plan.experts, self._reader)
+        self._resident = {index: layer_weights(bundle, tensors, index, self._experts_of(index)) for index in plan.resident}
+        if self._experts is not None:
+            self._experts.connect(self._resident)
         self._by_buffer = _LayersByBuffer(bundle, self._reader)
         self._ring = Ring(direct_buffers(plan.slots, plan.slot_bytes), self._by_buffer.start, self._by_buffer.open)
         self._turns = LayerTurns(self._ring, plan.streamed, self._by_buffer.get)
@@ -65,6 +70,13 @@ class StreamedWeights:
     @property
     def read_bytes(self) -> int:
         return self._flash.read_bytes - self._loaded_bytes
+
+    @property
+    def experts(self) -> ExpertCounts | None:
+        return None if self._experts is None else self._experts.counts(self.read_bytes)
+
+    def _experts_of(self, index: int) -> HostExperts | None:
+        return None if self._experts is None else self._experts.of_layer(index)
 
     def use(self, index: int) -> BlockWeights:
         return self._resident[index] if index in self._resident else self._ring.use(index)
@@ -124,6 +136,8 @@ class StreamedWeights:
         for block in blocks:
             if block.name in plan.flash_tables:
                 tensors |= self._read_beside_integers(block)
+            elif plan.experts is not None and group_units(block):
+                tensors |= {one.name: self._bundle.read(one.name) for one in block.tensors if unit_of(one.name) == block.name}
             else:
                 tensors |= self._reader.read(block.name)
             done += block.nbytes

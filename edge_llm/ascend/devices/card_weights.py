@@ -121,6 +121,9 @@ class CardWeights(Generic[CardLinearT]):
     may use layers meanwhile.
     """
 
+    experts = None
+    """No card does a mixture of experts."""
+
     def __init__(self, host: Weights, load: Load[CardLinearT], layers: int) -> None:
         self.head = host.head
         self.streamed = host.streamed

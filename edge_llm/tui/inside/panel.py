@@ -150,7 +150,8 @@ class InsidePanel(ScrollView, can_focus=True):
         speed = ("speeds", "Speed", self._speeds, self._draw_speeds)
         if inside is None:
             return [("nothing", "", "", _sentence(NOT_HERE)), speed]
-        counted = (inside.counters, inside.facts, inside.overflow, inside.clipped, inside.streamed_bytes, inside.read_bytes)
+        flash = (inside.streamed_bytes, inside.read_bytes, inside.experts)
+        counted = (inside.counters, inside.facts, inside.overflow, inside.clipped, flash)
         there = (inside.running, inside.waiting, inside.preemptions, tuple(inside.prefix_disk.items()))
         held = tuple(size >> 20 if size else 0 for size in (*inside.memory, inside.weight_bytes, inside.kv_bytes))
         return [

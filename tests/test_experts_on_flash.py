@@ -1,0 +1,170 @@
+"""A mixture that memory does not hold gives the same bits: under any budget, in any batch, and after the disk has failed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from families import family_folder
+from model_files import VOCAB_SIZE
+
+from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.convert.importer import import_model
+from edge_llm.engine.engine import collect
+from edge_llm.errors import CorruptBundle, EdgeLLMError, StorageError, UsageError
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.opening.load import load_engine
+from edge_llm.opening.runner import load_runner
+from edge_llm.runner.base import Segment
+from edge_llm.weights.base import ExpertCounts
+from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.policies import DEFAULT, Slots, policy_of
+
+TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
+
+
+@pytest.fixture(scope="module", params=["olmoe", "glm4_moe"])
+def bundle(request, tmp_path_factory):
+    """The second has a dense layer, and a shared expert in the others."""
+    folder = tmp_path_factory.mktemp("model")
+    family_folder(folder / "source", request.param)
+    with open_bundle(import_model(folder / "source", target=folder / "bundle")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def olmoe(bundle):
+    if bundle.config.family != "olmoe":
+        pytest.skip("the first family shows it")
+    return bundle
+
+
+def least_memory(bundle):
+    """Bytes of weights of the smallest plan."""
+    with pytest.raises(UsageError, match="the least that works") as refused:
+        plan_memory(WeightSizes.of_bundle(bundle), 1000, flash_tables=True)
+    assert str(refused.value).startswith("1000 bytes")
+    return int(re.search(r"works is (\d+)", str(refused.value))[1])
+
+
+def runner_of(bundle, memory=None, **more):
+    runner, _ = load_runner(bundle, RuntimeConfig(memory=memory, **{"threads": 2, "context": 128, **more}), 100)
+    return runner
+
+
+def answered(runner):
+    """Logits of a prompt and of one token after the other."""
+    sequence = runner.open()
+    try:
+        prompt = runner.forward(sequence, TOKENS[:50], wanted=50)
+        return np.concatenate([prompt, *(runner.forward(sequence, [token]) for token in TOKENS[50:])])
+    finally:
+        sequence.truncate(0)
+
+
+@pytest.fixture(scope="module")
+def exact(bundle):
+    return answered(runner_of(bundle))
+
+
+@pytest.mark.parametrize("memory", ["least", "50%", "70%", "97%"])
+@pytest.mark.parametrize("more", [{}, {"chunk": 16, "window": 2, "threads": 1}])
+def test_the_bits_are_those_of_experts_in_memory(bundle, exact, memory, more):
+    least = least_memory(bundle)
+    nbytes = least if memory == "least" else max(least, int(float(memory[:-1]) / 100 * WeightSizes.of_bundle(bundle).total))
+    runner = runner_of(bundle, str(nbytes), **more)
+    weights = runner.model.weights
+    assert np.array_equal(answered(runner), exact)
+    assert weights.nbytes <= nbytes and weights.streamed == ()
+    counts = weights.experts
+    assert counts.tokens == len(TOKENS) and 0 < counts.read <= counts.used and counts.read_bytes > 0
+
+
+def test_a_batch_is_each_alone(bundle):
+    texts = [TOKENS[:70], TOKENS[20:61], TOKENS[5:6]]
+    resident, runner = runner_of(bundle, kv_tokens=512), runner_of(bundle, str(least_memory(bundle)), kv_tokens=512)
+    together = runner.run([Segment(runner.open(), text, len(text)) for text in texts])
+    for text, found in zip(texts, together, strict=True):
+        assert np.array_equal(found, resident.forward(resident.open(), text, wanted=len(text)))
+
+
+def test_what_is_read_is_what_the_policy_decides(olmoe):
+    """A guess is a read that comes early, and never one that the policy knows of."""
+    runner = runner_of(olmoe, "70%")
+    experts, steps = runner.model.weights._experts, []
+    take = experts.cache.take
+    experts.cache.take = lambda layer, wanted: steps.append((layer, list(wanted))) or take(layer, wanted)
+    answered(runner)
+    sizes = WeightSizes.of_bundle(olmoe)
+    plan = plan_memory(sizes, int(0.7 * sizes.total), flash_tables=True, beside=1 << 30)
+    alone = Slots(policy_of(DEFAULT, plan.experts.count), plan.experts.quota)
+    taken = [one for layer, wanted in steps for one in alone.take(layer, wanted)]
+    counts = runner.look().experts
+    assert (counts.used, counts.read) == (len(taken), sum(one.is_read for one in taken))
+    assert 0 < counts.right <= counts.fetched <= counts.named
+    assert 0 < counts.recalled <= min(counts.needed, counts.named) and counts - counts == ExpertCounts()
+    assert counts.facts["expert_hit_rate"] == 1 - counts.read / counts.used
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_damage_ends_a_request_and_the_next_is_right_again(olmoe, exact, damage):
+    runner, path = runner_of(olmoe, str(least_memory(olmoe))), olmoe.folder / "weights.bin"
+    unit, whole = olmoe.units["layers.2.experts.3"], path.read_bytes()
+    for _ in range(2):
+        with path.open("r+b") as file:
+            if damage == "cut":
+                file.truncate(unit.offset + 100)
+            else:
+                file.seek(unit.offset + 100)
+                file.write(bytes([whole[unit.offset + 100] ^ 1]))
+        try:
+            with pytest.raises(CorruptBundle, match=r"layers\.2\.experts\.3|weights\.bin"):
+                answered(runner)
+        finally:
+            with path.open("r+b") as file:
+                file.write(whole)
+        assert np.array_equal(answered(runner), exact)
+
+
+def test_a_disk_that_fails_now_and_then_ends_requests_and_never_changes_one(olmoe, exact, monkeypatch):
+    runner, random, failed = runner_of(olmoe, "60%"), np.random.default_rng(0), 0
+    file = runner.model.weights._reader._file
+    read_into = type(file).read_into
+
+    def fail(*_):
+        raise StorageError("the disk is gone")
+
+    for _ in range(12):
+        bad = random.random() < 0.5
+        monkeypatch.setattr(type(file), "descriptor", property(lambda self, bad=bad: -1 if bad else self._direct_fd))
+        monkeypatch.setattr(type(file), "read_into", fail if bad else read_into)
+        try:
+            assert np.array_equal(answered(runner), exact)
+        except StorageError:
+            failed += 1
+    assert 0 < failed < 12
+
+
+def test_the_engine_lives_when_an_expert_is_damaged(olmoe):
+    engine = load_engine(olmoe.folder, RuntimeConfig(threads=2, context=128, memory=str(least_memory(olmoe)), draft="none"))
+
+    def ask():
+        request = engine.text_request("Once", GenerationParams(max_tokens=8, ignore_eos=True))
+        return collect(engine.stream(request)).tokens
+
+    expected, path = ask(), olmoe.folder / "weights.bin"
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    for name, unit in olmoe.units.items():
+        if name.startswith("layers.3."):
+            data[unit.offset + 100] ^= 1
+    try:
+        with path.open("r+b") as file:
+            file.write(data)
+        with pytest.raises(EdgeLLMError, match=r"layers\.3\.experts"):
+            ask()
+    finally:
+        with path.open("r+b") as file:
+            file.write(whole)
+    assert engine.batcher.running == engine.batcher.waiting == 0 and ask() == expected
