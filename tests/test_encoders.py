@@ -1,13 +1,17 @@
 """Encoders: states are those of transformers, vectors those of sentence-transformers, whatever they are computed beside."""
 
+import contextlib
 import itertools
 import json
+import threading
+import time
 
+import httpx
 import numpy as np
 import pytest
 from encoders import ENCODERS, WORDS, encoder_folder, states_of, unit, wordpiece, write_reading
 from model_files import byte_level_tokenizer, random_tensors, tiny_config, write_json, write_model
-from serving import client_of, hosted
+from serving import builtin_engine, client_of, hosted
 
 from edge_llm.ascend.devices.card.layers import missing
 from edge_llm.cli.main import run
@@ -15,6 +19,7 @@ from edge_llm.config import W4, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
+from edge_llm.convert.trial import held_out_texts
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, DeviceError, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -82,10 +87,16 @@ def test_vectors_are_those_of_sentence_transformers(pooling, tmp_path):
         assert (found * wanted).sum(axis=1).min() > least
 
 
-def test_a_decoder_pools_its_last_token(tmp_path):
-    """As Qwen3-Embedding: the tokenizer ends texts with a control token, and tensors lack the name of the whole model."""
-    raw = tiny_config("qwen3", tie_word_embeddings=True)
-    tensors = {name.removeprefix("model."): values for name, values in random_tensors(raw).items()}
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decoder_pools_its_last_token(tied, tmp_path):
+    """As Qwen3-Embedding: the tokenizer ends texts with a control token, and tensors lack the name of the whole model.
+
+    Its last norm is what it is, whatever would make the output matrix even.
+    """
+    raw = tiny_config("qwen3", tie_word_embeddings=tied)
+    found = random_tensors(raw)
+    found["model.norm.weight"][::5] *= 8
+    tensors = {name.removeprefix("model."): values for name, values in found.items()} if tied else found
     write_model(tmp_path / "source", raw, tensors=tensors)
     write_reading(tmp_path / "source", "lasttoken")
     text, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|eos|>", "type_id": 0}}
@@ -103,6 +114,21 @@ def test_a_decoder_pools_its_last_token(tmp_path):
     wanted = [unit(model.states(prompt, model.open_cache())[-1]) for prompt in prompts]
     assert (found * wanted).sum(axis=1).min() > 0.99
     assert engine.answer(engine.text_request("the cat", engine.defaults)).finish.usage.completion_tokens
+
+
+def test_import_says_how_near_its_vectors_are(folder, bundle, engine, capsys):
+    """The worst and the median cosine of short texts with the float model's, which `show` repeats."""
+    said = open_bundle(bundle).manifest["profile"]["held_out"]
+    exact = load_engine(bundle, RuntimeConfig(threads=2, float_path=True))
+    texts = [ids.tolist() for ids in held_out_texts(engine.tokenizer, engine.config)]
+    cosines = (engine.embed(texts) * exact.embed(texts)).sum(axis=1)
+    assert said["texts"] == len(texts) > 10
+    assert said["worst_cosine"] == pytest.approx(cosines.min(), abs=1e-5)
+    assert said["median_cosine"] == pytest.approx(np.median(cosines), abs=1e-5)
+    assert run(["import", str(folder[0]), "--name", "near", "--fast"]) == 0
+    assert "on held-out text: cosine with the float model's vectors 0.9" in capsys.readouterr().err
+    assert run(["show", "near"]) == 0
+    assert f"in the median of {len(texts)} texts, on held-out text" in capsys.readouterr().out
 
 
 def test_four_bits_are_near(folder, engine, tmp_path):
@@ -308,3 +334,50 @@ def test_the_command_line_prints_vectors(bundle, engine, capsys):
     assert run(["embed", str(bundle), "a", LONG, "--no-truncate"]) == 2
     assert "text 2: this model's maximum context" in capsys.readouterr().err
     assert run(["embed", str(bundle), "a", "--prompt", "passage"]) == 2
+
+
+CHAT = {
+    "model": "builtin", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 20, "ignore_eos": True,
+}  # fmt: skip
+
+
+def done_meanwhile(client, done):
+    """Whether a job was ``done`` when each piece of a chat's answer came."""
+    with client.stream("POST", "/v1/chat/completions", json=CHAT) as reply:
+        return [done() for line in reply.iter_lines() if '"content"' in line]
+
+
+def test_a_long_job_beside_another_model_holds_up_no_answer(engine):
+    lines = [engine.text_tokens(TEXTS[at % len(TEXTS)]) for at in range(10_000)]
+    embedding, other = BatchingService(engine), builtin_engine()
+    job, chatting = embedding.embed(lines), BatchingService(other)
+    with client_of(hosted(chatting, other)) as client:
+        came = done_meanwhile(client, job.done)
+    assert came and not any(came)
+    job.cancel()
+    for service in (embedding, chatting):
+        service.close(drain_seconds=0)
+
+
+def test_a_long_job_of_the_same_model_holds_up_no_answer():
+    """OpenAI | embeddings, chat | 10,000 lines to embed in a few requests: the words of a chat keep coming meanwhile."""
+    engine = builtin_engine()
+    service, ended = BatchingService(engine), []
+
+    def embed(url):
+        with contextlib.suppress(httpx.HTTPError):  # the server goes before the job is through
+            lines = {"model": "builtin", "input": ["once upon a time " * 10] * 2000}
+            httpx.post(f"{url}/v1/embeddings", json=lines, timeout=300)
+        ended.append(1)
+
+    with client_of(hosted(service, engine)) as client:
+        jobs = [threading.Thread(target=embed, args=(client.base_url,)) for _ in range(5)]
+        for job in jobs:
+            job.start()
+        while engine.batcher.steps < 3:
+            time.sleep(0.001)
+        came = done_meanwhile(client, lambda: bool(ended))
+    assert came and not any(came)
+    service.close(drain_seconds=0)
+    for job in jobs:
+        job.join()

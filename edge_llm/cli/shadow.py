@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.quant.profile import OutlierProfile
-from edge_llm.quant.quality import Quality
+from edge_llm.quant.quality import Closeness, Quality
 from edge_llm.quant.report import LinearShadow, by_kind, fold_totals, totals
 
 
@@ -72,13 +72,14 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
 def quality_report(bundle: Bundle) -> dict[str, Any]:
     """How near the bundle is to the float model on text that it was not fitted to; empty where import did not measure it."""
     profile = outlier_profile(bundle)
-    known = {field.name for field in fields(Quality)}
-    return dict(profile.held_out) if profile is not None and profile.held_out.keys() == known else {}
+    known = [{field.name for field in fields(kind)} for kind in (Quality, Closeness)]
+    return dict(profile.held_out) if profile is not None and profile.held_out.keys() in known else {}
 
 
 def quality_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """One line: KL, top-1 agreement and perplexity on held-out text."""
-    yield f"{Quality(**report)}, on held-out text"
+    """One line: KL, top-1 agreement and perplexity on held-out text, or how near an encoder's vectors are."""
+    kind: Any = Closeness if "texts" in report else Quality
+    yield f"{kind(**report)}, on held-out text"
 
 
 def fold_report(bundle: Bundle) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.taken import taken_from
 from edge_llm.convert.texts import coded_tokens, texts_of
-from edge_llm.convert.trial import Trial, held_out_sequences
+from edge_llm.convert.trial import Trial, held_out_texts
 from edge_llm.convert.turns import with_turns
 from edge_llm.convert.usable import check_usable
 from edge_llm.convert.writing import Written, write_weights, written_before
@@ -47,7 +47,7 @@ from edge_llm.quant.profile import (
     treatments,
     turned_treatments,
 )
-from edge_llm.quant.quality import Quality
+from edge_llm.quant.quality import Closeness, Quality
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
@@ -263,9 +263,9 @@ class Job:
         sequences: list[np.ndarray],
         saved: Saved,
         written: Written,
-    ) -> Quality | None:
+    ) -> Quality | Closeness | None:
         """Write all weights; how near the bundle is to the float model on text that no weight was fitted to."""
-        coder, held_out = self._coder(treated, sequences), held_out_sequences(self.tokenizer, self.config)
+        coder, held_out = self._coder(treated, sequences), held_out_texts(self.tokenizer, self.config)
         decoder = self._model_of(treated)
         trial = Trial(self.source, decoder, held_out, survey, treated) if held_out else None
         parts = treated, coder, trial, self.progress, saved, written, self.taken

@@ -215,7 +215,7 @@ def _survey_output(
         last.add(state)
     output = read_output(source, decoder)
     factors, found = np.ones(decoder.hidden_size, np.float32), dict[str, Fold]()
-    if wishes.fold and not decoder.tied:
+    if wishes.fold and not decoder.tied and decoder.reading is None:  # a vector is made of states as they are
         factors, found["output"] = (even_linear if wishes.turned else fold_linear)(last, output)
     output *= factors  # in place: it may be the largest matrix of all
     turn_columns(output, decoder.output.turn)

@@ -31,6 +31,7 @@ from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
 from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
+from edge_llm.models.reading import Reading, pooled
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding
@@ -39,7 +40,7 @@ from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.base import HIDDEN, FloatLinear, LayerWeights
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.channels import NO_CHANNELS
-from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
+from edge_llm.quant.quality import BLOCK_LOGITS, Closeness, Quality, Tally, closeness, log_softmax
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned_columns
 from edge_llm.runner.base import Segment
@@ -53,6 +54,16 @@ from edge_llm.text.tokenizer import Tokenizer
 
 TOKENS = 1024
 """Of the held-out text; some more tell the KL better, and every import pays for them."""
+
+
+def held_out_texts(tokenizer: Tokenizer, config: ModelConfig) -> list[np.ndarray]:
+    """What a bundle of any model is measured on: token ids int64 [T] of short texts for an encoder."""
+    if not describe(config).is_encoder:
+        return held_out_sequences(tokenizer, config)
+    try:
+        return calibration_sequences(read_text(HELD_OUT_TEXT)[0], tokenizer, config, TOKENS)
+    except UsageError:
+        return []
 
 
 def held_out_sequences(tokenizer: Tokenizer, config: ModelConfig) -> list[np.ndarray]:
@@ -147,6 +158,20 @@ class Trial:
 
         with np.errstate(all="ignore"):
             position.float_states = list(pool.map(run_float, position.float_states))
+
+    def closeness(self, gain: np.ndarray) -> Closeness:
+        """How near an encoder's vectors are to those of the float model, behind all layers and their pooling.
+
+        ``gain`` holds the vectors of the last norm in the source.  What stands behind the pooling is in float in both.
+        """
+        decoder = self._decoder
+        reading = decoder.reading or Reading()
+        ends = np.cumsum([len(ids) for ids in self._sequences])[:-1]
+        found = [
+            np.stack([pooled(decoder.norm.applied(one, gain), reading.pooling) for one in states])
+            for states in (np.split(self.position.bundle_states, ends), self.position.float_states)
+        ]
+        return closeness(*found)
 
     def quality(self, output: np.ndarray, gain: np.ndarray, made: Arrays) -> Quality:
         """How near the bundle is to the float model, behind all layers.

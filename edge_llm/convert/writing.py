@@ -34,7 +34,7 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.progress import StageProgress
 from edge_llm.quant.channels import NO_CHANNELS
-from edge_llm.quant.quality import Quality
+from edge_llm.quant.quality import Closeness, Quality
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turn_columns, turned
 from edge_llm.schemes import int8, scheme_of
@@ -85,7 +85,7 @@ def write_weights(
     saved: Saved,
     written: Written = NOTHING_WRITTEN,
     taken: Taken | None = None,
-) -> Quality | None:
+) -> Quality | Closeness | None:
     """Write the weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits them, but for those
     that are ``taken`` over.
 
@@ -120,12 +120,19 @@ def write_weights(
         gain = read_final_norm(source, decoder)
         whole = taken.arrays("output") if taken is not None and "output" in taken else None
         head = whole or _head(source, decoder, survey, kept["output"].hot, gain, coder, pool)
-        quality = trial.quality(read_output(source, decoder), gain, head) if trial else None
+        quality = None if trial is None else _measured(trial, source, decoder, gain, head)
         writer.add("final_norm", gain / survey.output_fold)
         _add(writer, "embedding" if decoder.tied else "output", head)
         _add(writer, HEAD, read_head(source, decoder))
         progress("output", 1, 1)
     return quality
+
+
+def _measured(
+    trial: Trial, source: WeightSource, decoder: Decoder, gain: np.ndarray, head: Arrays
+) -> Quality | Closeness:
+    """Of an encoder what becomes of its vectors, of any other model what becomes of its predictions."""
+    return trial.closeness(gain) if decoder.is_encoder else trial.quality(read_output(source, decoder), gain, head)
 
 
 def _head(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from edge_llm.operations.base import Gain
 
 MEAN, FIRST, LAST = "mean", "cls", "lasttoken"
@@ -92,6 +94,13 @@ class Reading:
     def prompt(self, name: str) -> str | None:
         """The text of the prompt ``name``; None where there is none of that name."""
         return next((one.text for one in self.prompts if one.name == name), None)
+
+
+def pooled(states: np.ndarray, pooling: str) -> np.ndarray:
+    """Of the ``states`` float32 [T, hidden] of a text the mean, the first or the last: float64 [hidden]."""
+    if pooling == MEAN:
+        return np.asarray(states.mean(axis=0, dtype=np.float64))
+    return np.asarray(states[0 if pooling == FIRST else -1], np.float64)
 
 
 def score_by(named: object) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_llm.errors import NumericError
+
 BLOCK_LOGITS = 2**23
 """Logits per forward call (some hundred MB of work space); it changes no number."""
 
@@ -36,6 +38,36 @@ class Quality:
     def to_fields(self) -> dict[str, float]:
         """As a manifest and ``--json`` hold it; six digits, which processors agree on."""
         return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How near a quantized encoder's vectors are to those of its float model."""
+
+    worst_cosine: float
+    median_cosine: float
+    texts: int
+
+    def __str__(self) -> str:
+        return f"cosine with the float model's vectors {self.worst_cosine:.5f} at worst, {self.median_cosine:.5f} in the " + (
+            f"median of {self.texts} texts"
+        )
+
+    def to_fields(self) -> dict[str, float]:
+        """As a manifest and ``--json`` hold it; six digits, which processors agree on."""
+        return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in vars(self).items()}
+
+
+def closeness(ours: np.ndarray, theirs: np.ndarray) -> Closeness:
+    """Of the vectors float [texts, size] of a quantized model and of the float one.
+
+    Raises `NumericError` where one of them has no length.
+    """
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    if not np.isfinite(lengths).all() or not lengths.all():
+        raise NumericError("the vectors of the held-out text have no length; the source's weights are damaged")
+    cosines = (ours.astype(np.float64) * theirs).sum(axis=1) / lengths
+    return Closeness(float(cosines.min()), float(np.median(cosines)), len(ours))
 
 
 class Tally:
