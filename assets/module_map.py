@@ -59,7 +59,7 @@ def family_table() -> str:
     from edge_llm.models import families
     from edge_llm.sources.gguf_families import ARCHITECTURE_OF
 
-    others = [key for name in ("FAMILIES", "SEEING", "MIXTURES") for key in _keys(OTHERS, name)]
+    others = [key for name in ("FAMILIES", "SEEING", "MIXTURES", "STATEFUL") for key in _keys(OTHERS, name)]
     tried = [*_keys(LLAMA_LIKE), *others, *_keys(ENCODERS, "ENCODERS"), *_keys(ENCODERS, "KINDS")]
     lines = [
         "| `model_type` | models | against transformers | INT8 and W4, one result in every way | GGUF | trained models |",

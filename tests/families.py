@@ -138,6 +138,16 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("GraniteMoe", _MIXTURE | GRANITE | {"num_local_experts": 6, "tie_word_embeddings": True}),
 }  # fmt: skip
 """Families with experts."""
+STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "Lfm2",
+        {
+            "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"], "conv_bias": True,
+            "norm_eps": 1e-5, "block_multiple_of": 32,
+        },
+    ),
+}  # fmt: skip
+"""Families with layers that keep a fixed shape of a sequence."""
 _IMAGES = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 _PIXELS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
@@ -171,11 +181,11 @@ EVERY = [*FAMILIES, *SEEING]
 
 
 def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
-    """A model of `FAMILIES` or `SEEING` as a Hugging Face folder with a tokenizer, and the model of transformers."""
+    """A model of one of these tables as a Hugging Face folder with a tokenizer, and the model of transformers."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.set_num_threads(1)
-    kind, more, *seeing = (FAMILIES | MIXTURES).get(name) or SEEING[name]
+    kind, more, *seeing = (FAMILIES | MIXTURES | STATEFUL).get(name) or SEEING[name]
     settings = {**COMMON, **json.loads(json.dumps(more))}
     parts = {"text_config": settings, "vision_config": dict(seeing[0])} if seeing else settings
     config = getattr(transformers, f"{kind}Config")(**parts)

@@ -231,8 +231,8 @@ class LargePages(HostArrays):
 
     page_tokens = 128
 
-    def pages(self, attentions, tokens):
-        return PagedKV(attentions, tokens, self.page_tokens)
+    def pages(self, layers, room):
+        return PagedKV([layer.attention for layer in layers], room.tokens, self.page_tokens)
 
     def rows(self, slot, rows):
         each = self.page_tokens // PAGE_TOKENS

@@ -229,10 +229,14 @@ def test_a_projection_is_for_the_attention_alone() -> None:
               linear("qkv", Q + 2 * KV, WIDTH, "normed", "qkv", adds="more"), attention(), o())  # fmt: skip
 
 
-def test_a_layer_has_one_attention() -> None:
-    with pytest.raises(ValueError, match="has 0 attentions, not one"):
-        layer(*MLP)
-    with pytest.raises(ValueError, match="has 2 attentions, not one"):
+def test_a_layer_has_one_attention_or_none_and_a_model_has_some() -> None:
+    alone = layer(*MLP)
+    assert alone.attentions == alone.fixed == ()
+    with pytest.raises(ValueError, match="layer `layer.` has no attention"):
+        _ = alone.attention
+    with pytest.raises(ValueError, match="no layer has an attention"):
+        replace(describe(load_config(tiny_config())), layers=(Layer("layer.", MLP),))
+    with pytest.raises(ValueError, match="has two attentions"):
         layer(*HEADS, linear("qkv2", Q + 2 * KV, WIDTH, "normed", "qkv"), replace(attention(), writes="others"))
 
 

@@ -125,6 +125,7 @@ class PartlyInt8:
             self._tables = RopeTables(min(self.config.context, 2 * end))
         for index, (layer, past) in enumerate(zip(self.decoder.layers, cache.layers, strict=True)):
             x = self._layer(x, layer, self._weights.use(index), past)
+        cache.length = end
         return x
 
     def _layer(self, x: np.ndarray, layer: Layer, block: BlockWeights, past: FloatKV) -> np.ndarray:

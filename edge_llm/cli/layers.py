@@ -1,4 +1,4 @@
-"""How `show` tells what the layers of a model see: kinds of attention and their pattern."""
+"""How `show` tells what the layers of a model see and keep: kinds of attention or states, and their pattern."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import groupby
 from typing import Any
 
 from edge_llm.models.layer import Decoder
-from edge_llm.operations.attention import Attention
+from edge_llm.operations.layer import Layer
 
 
 def layers_report(decoder: Decoder) -> dict[str, Any]:
-    """Kinds of attention by their numbers, and the kind of every layer; empty where all layers see the whole text alike."""
-    facts = [_facts(attention) for attention in decoder.attentions]
+    """Kinds of layers by their numbers, and the kind of every layer; empty where all layers see the whole text alike."""
+    facts = [_facts(layer) for layer in decoder.layers]
     kinds = [dict(kind) for kind in dict.fromkeys(tuple(one.items()) for one in facts)]
     if len(kinds) == 1 and kinds == [{"window": 0, "rotated": True}]:
         return {}
@@ -31,13 +31,20 @@ def layers_lines(report: dict[str, Any]) -> list[str]:
     return [f"{len(pattern)} layers: {told}{turn}"]
 
 
-def _facts(attention: Attention) -> dict[str, Any]:
-    return {"window": attention.scores.window, "rotated": attention.rope.dim > 0}
+def _facts(layer: Layer) -> dict[str, Any]:
+    states = {"state_bytes": kept} if (kept := sum(one.nbytes for one in layer.fixed)) else {}
+    if not layer.attentions:
+        return states
+    return {"window": layer.attention.scores.window, "rotated": layer.attention.rope.dim > 0, **states}
 
 
 def _words(kind: dict[str, Any]) -> str:
+    state = f"state of {kind['state_bytes']} bytes" if "state_bytes" in kind else ""
+    if "window" not in kind:
+        return state
     seen = f"window {kind['window']}" if kind["window"] else "full"
-    return seen if kind["rotated"] else f"{seen} without positions"
+    seen = seen if kind["rotated"] else f"{seen} without positions"
+    return f"{seen} and {state}" if state else seen
 
 
 def _period(pattern: list[int]) -> int:

@@ -204,9 +204,9 @@ def _summary(model: InstalledModel) -> dict[str, Any]:
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:
-    """The numbers of a model; those of heads are the first layer's."""
+    """The numbers of a model; those of heads are the first attention's."""
     decoder = describe(config)
-    attention = decoder.layers[0].attention
+    attention = decoder.attentions[0]
     return {
         "family": config.family,
         "vocab_size": config.vocab_size,
@@ -231,6 +231,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "weights_bytes": bundle.size,
         "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
         "kv_bytes_per_token_float16": sum(4 * attention.kv_size for attention in describe(config).attentions),
+        "state_bytes_per_sequence": describe(config).state_bytes,
         "model": _shape(config),
         "layers": layers_report(describe(config)),
         "weights": weights_report(bundle),

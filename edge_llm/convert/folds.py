@@ -76,16 +76,14 @@ def unfolded(layer: Layer) -> FoldedLayer:
 
 def choose_folds(layer: Layer, weights: LayerWeights, calibration: Calibration, pool: Executor) -> FoldedLayer:
     """The folds of ``layer`` with ``weights``, each place for itself."""
-    heads = _attended(layer, weights, calibration, pool)
-
-    attend = partial(_attend, layer.attention, weights.gains)
+    heads = _attended(layer, weights, calibration, pool) if layer.attentions else []
 
     def choose(place: Place) -> tuple[np.ndarray, Fold]:
         if place.name == KEYS:
-            return _fold_keys(heads, layer.attention, attend)
+            return _fold_keys(heads, layer.attention, partial(_attend, layer.attention, weights.gains))
         if place.name == VALUES:
             weight = _stacked(weights.linears[linear.name].weight for linear in place.readers)
-            return _fold_values(heads, weight, layer.attention, attend)
+            return _fold_values(heads, weight, layer.attention, partial(_attend, layer.attention, weights.gains))
         seen = calibration.seen[place.readers[0].name]
         products = calibration.products.__getitem__
         return fold_linear(seen, _stacked(judged(layer, weights, linear, products) for linear in place.readers))

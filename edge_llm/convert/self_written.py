@@ -151,8 +151,10 @@ class _Model:
         positions = np.array([text.read for text in texts])
         with np.errstate(all="ignore"):
             for index, (layer, weights) in enumerate(zip(self._decoder.layers, self._layers, strict=True)):
-                mix = self._mix([text.cache.layers[index] for text in texts], positions)
-                x = layer_forward(x, layer, weights, self._tables, apply=self._product, mix=mix, arithmetic=SAME_BITS)
+                pasts = [text.cache.layers[index] for text in texts]
+                mix = self._mix(pasts, positions)
+                how: dict[str, Any] = {"apply": self._product, "mix": mix, "pasts": pasts, "arithmetic": SAME_BITS}
+                x = layer_forward(x, layer, weights, self._tables, **how)
             logits = product(self._decoder.norm.applied(x, self._gain), self._output, self._pool)
             return soft_cap(logits, self._decoder.cap, SAME_BITS)
 

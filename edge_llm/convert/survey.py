@@ -180,8 +180,13 @@ def _survey_layer(
         folded=folded,
         treatments=dict(zip(names, pool.map(treat, layer.linears), strict=True)),
         others=_treated_otherwise(layer, seen, matrices, wishes, name),
-        key_offset=key_offset(layer, weights, seen[layer.projection.name], calibration.context),
+        key_offset=_key_offset(layer, weights, seen, calibration),
     )
+
+
+def _key_offset(layer: Layer, weights: LayerWeights, seen: Mapping[str, ChannelStatistics], of: Calibration) -> np.ndarray:
+    """`key_offset` of ``layer``; empty where it has no keys."""
+    return key_offset(layer, weights, seen[layer.projection.name], of.context) if layer.attentions else np.zeros(0, np.float32)
 
 
 def _survey_turned(
@@ -191,7 +196,7 @@ def _survey_turned(
     folded = even_folds(layer, weights, calibration, pool) if wishes.fold else unfolded(layer)
     weights = turn_values(fold_layer(weights, layer, folded.factors, pool), layer)
     seen, ready = folded.inputs(calibration.seen, layer), quantizable(weights, layer, pool)
-    offset = key_offset(layer, weights, seen[layer.projection.name], calibration.context)
+    offset = _key_offset(layer, weights, seen, calibration)
 
     def treat(linear: Linear) -> tuple[Treatment, ...]:
         matrix = ready[linear.name].weight

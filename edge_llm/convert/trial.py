@@ -29,6 +29,7 @@ from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.floats import product
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
 from edge_llm.kv.sequence import SequencePages
+from edge_llm.kv.states import SequenceStates, StateSlots
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reading import Reading, pooled
@@ -99,12 +100,16 @@ class Trial:
         self._layer_parts = place(decoder, HOST)
         room = PAGE_TOKENS * sum(pages_for(length) for length in lengths)
         # a layer's keys are not needed after it, so all layers with the same attention use one array and its page numbers
-        pages = {attention: PagedKV((attention,), room).layers[0] for attention in decoder.attentions}
-        self._pages = [pages[attention] for attention in decoder.attentions]
+        keeps = [(layer.attention if layer.attentions else None, layer.fixed) for layer in decoder.layers]
+        slots = StateSlots(1 + 2 * len(sequences))
+        pages = {one: PagedKV((one[0],), room, fixed=(one[1],), slots=slots.count).layers[0] for one in dict.fromkeys(keeps)}
+        self._pages = [pages[one] for one in keeps]
         allocator = PageAllocator(pages_for(room))
         segments = []
         for ids in sequences:
-            sequence = SequencePages(allocator)
+            states = SequenceStates(slots, PAGE_TOKENS, room)
+            states.reserve()
+            sequence = SequencePages(allocator, states)
             sequence.reserve(len(ids))
             segments.append(Segment(sequence, ids.tolist()))
         (chunk,) = pack(segments, (sum(lengths),))

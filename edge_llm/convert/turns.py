@@ -30,11 +30,11 @@ def with_turns(decoder: Decoder, most: int = MAX_TURN) -> Decoder:
     """``decoder`` with all its turns, in blocks of at most ``most`` channels; 0: none."""
     if most < 2:
         return decoder
-    heads = block_of(decoder.layers[0].attention.head_dim, most)
-    with_values = all(VALUES in places(layer) for layer in decoder.layers)
+    heads = block_of(decoder.attentions[0].head_dim, most) if decoder.attentions else 0
+    with_values = bool(heads) and all(VALUES in places(layer) for layer in decoder.layers if layer.attentions)
     turns = {"output": block_of(decoder.output.columns, most)}
     for index, layer in enumerate(decoder.layers):
-        behind_values = places(layer)[VALUES].readers if with_values else ()
+        behind_values = places(layer)[VALUES].readers if with_values and layer.attentions else ()
         for linear in layer.linears:
             if linear not in behind_values and is_multiplied_as_int8(linear.scheme):
                 turns[f"layers.{index}.{linear.name}"] = block_of(linear.columns, most)
@@ -49,10 +49,10 @@ def input_turn(layer: Layer, linear: Linear) -> int:
 
 def turn_values(weights: LayerWeights, layer: Layer) -> LayerWeights:
     """``weights`` of ``layer`` whose values are turned; the float layer is the same."""
-    attention, projection = layer.attention, layer.projection
-    block = attention.value_turn
+    block = layer.attention.value_turn if layer.attentions else 0
     if not block:
         return weights
+    attention, projection = layer.attention, layer.projection
     linears = dict(weights.linears)
     linears[projection.name] = _with_turned_rows(linears[projection.name], attention.q_size + attention.kv_size, block)
     for reader in places(layer)[VALUES].readers:

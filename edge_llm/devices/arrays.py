@@ -9,9 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Rows
+from edge_llm.devices.base import Buffers, Room, Rows
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
-from edge_llm.operations.attention import Attention
+from edge_llm.kv.states import LEAST_SLOTS
+from edge_llm.operations.layer import Layer
 
 
 class Arrays(Protocol):
@@ -24,8 +25,8 @@ class Arrays(Protocol):
         """Float32 [rows, width] by their names, for as long as the model is open."""
         ...
 
-    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
-        """Keys and values of at least ``tokens`` tokens."""
+    def pages(self, layers: Sequence[Layer], room: Room) -> PagedKV:
+        """What ``layers`` keep of as many tokens and states as ``room`` says, or more."""
         ...
 
     def workspace(self) -> AbstractContextManager[MakeArray]:
@@ -53,8 +54,11 @@ class HostArrays:
     def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
         return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
 
-    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
-        return PagedKV(attentions, tokens)
+    def pages(self, layers: Sequence[Layer], room: Room) -> PagedKV:
+        fixed = [layer.fixed for layer in layers]
+        slots = max(room.states, LEAST_SLOTS) if any(fixed) else 0
+        attentions = [layer.attention if layer.attentions else None for layer in layers]
+        return PagedKV(attentions, room.tokens, fixed=fixed, slots=slots)
 
     def workspace(self) -> AbstractContextManager[MakeArray]:
         return nullcontext(np.empty)

@@ -22,6 +22,7 @@ from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
+from edge_llm.operations.keeps import Span
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
@@ -35,7 +36,8 @@ class Rows:
 
     tokens int64 [count]; sequence int32 [count] (row of ``page_table``); position int32 [count];
     slots int64 [count] (where keys and values are written); page_table int32 [sequences, pages]; kinds int32 [count] (0 in a
-    first text, 1 in the second of a pair), None where there are no pairs.
+    first text, 1 in the second of a pair), None where there are no pairs; spans: all rows in order, for what is kept in a fixed
+    shape.
     """
 
     static: int
@@ -45,6 +47,7 @@ class Rows:
     slots: np.ndarray
     page_table: np.ndarray
     kinds: np.ndarray | None = None
+    spans: Sequence[Span] = ()
 
     @property
     def count(self) -> int:
@@ -240,6 +243,8 @@ class Room:
     """Static lengths of chunks, ascending."""
     window: int
     """Chunks that are computed together."""
+    states: int = 0
+    """States that are kept in a fixed shape, where layers keep one; fewer than the least count as that."""
 
 
 class Device(Protocol):

@@ -1,16 +1,17 @@
-"""Where keys and values lie: paged INT8 arrays of every layer, in host memory or in a card's."""
+"""Where the state of sequences lies: paged INT8 keys and values of every layer in host memory or in a card's, and slots."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.operations.attention import Attention
+from edge_llm.operations.keeps import Fixed
 
 MakeArray = Callable[[tuple[int, ...], Any], np.ndarray]
 """(shape, type) -> a new array."""
@@ -18,15 +19,21 @@ MakeArray = Callable[[tuple[int, ...], Any], np.ndarray]
 
 @dataclass(frozen=True)
 class LayerPages:
-    """One layer's pages.  k, v: int8 [pages, kv_heads, 16, head_dim]; scales: float16 [pages, kv_heads, 16]."""
+    """What one layer keeps.  k, v: int8 [pages, kv_heads, 16, head_dim]; scales: float16 [pages, kv_heads, 16].
+
+    Without an attention there are no such pages.
+    """
 
     k: np.ndarray
     k_scale: np.ndarray
     v: np.ndarray
     v_scale: np.ndarray
+    fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """States of a fixed shape by name: float32 [slots, *shape]; slot 0 is zeros for good."""
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the pages."""
         return self.k.nbytes + self.k_scale.nbytes + self.v.nbytes + self.v_scale.nbytes
 
 
@@ -35,19 +42,33 @@ class PagedKV:
 
     A page of the device holds ``page_tokens`` tokens, a multiple of the 16 of a host page: it is a run of host pages, so what
     goes out and comes in as host pages is the same for all devices.  On the host a page takes memory when it is first written.
+
+    attentions: one for each layer, None where it has none.  fixed: what each layer keeps in a fixed shape, in ``slots``.
     """
 
     def __init__(
-        self, attentions: Sequence[Attention], tokens: int, page_tokens: int = PAGE_TOKENS, zeros: MakeArray = np.zeros
+        self,
+        attentions: Sequence[Attention | None],
+        tokens: int,
+        page_tokens: int = PAGE_TOKENS,
+        zeros: MakeArray = np.zeros,
+        fixed: Sequence[Sequence[Fixed]] = (),
+        slots: int = 0,
     ) -> None:
         self.page_tokens = page_tokens
         self.count = pages_for(tokens, page_tokens)
-        self.page_bytes = page_bytes(attentions)
+        self.page_bytes = page_bytes([one for one in attentions if one is not None])
         """Of a host page."""
+        self.slots = slots
+        self.slot_bytes = sum(one.nbytes for layer in fixed for one in layer)
         host_pages = self.count * page_tokens // PAGE_TOKENS
         if host_pages * self.page_bytes > sys.maxsize:
             raise MemoryError(f"no address space holds keys and values of {tokens} tokens")
-        self.layers = tuple(_layer_pages(one, host_pages, zeros) for one in attentions)
+        fixed = fixed or [()] * len(attentions)
+        self.layers = tuple(
+            _layer_pages(one, host_pages, {each.name: zeros((slots, *each.shape), np.float32) for each in kept}, zeros)
+            for one, kept in zip(attentions, fixed, strict=True)
+        )
         self._parts = tuple(_parts(self.layers))
 
     @property
@@ -72,20 +93,23 @@ class PagedKV:
             part[:pages] = 0
 
 
-def _layer_pages(attention: Attention, count: int, zeros: MakeArray) -> LayerPages:
-    values = (count, attention.kv_heads, PAGE_TOKENS, attention.head_dim)
+def _layer_pages(
+    attention: Attention | None, count: int, fixed: Mapping[str, np.ndarray], zeros: MakeArray
+) -> LayerPages:
+    values = (0, 0, 0, 0) if attention is None else (count, attention.kv_heads, PAGE_TOKENS, attention.head_dim)
     return LayerPages(
         k=zeros(values, np.int8),
         k_scale=zeros(values[:3], np.float16),
         v=zeros(values, np.int8),
         v_scale=zeros(values[:3], np.float16),
+        fixed=fixed,
     )
 
 
 def _parts(layers: Sequence[LayerPages]) -> Iterator[tuple[np.ndarray, slice]]:
     """Every array as bytes, uint8 [pages, n], and the place of these n bytes among a page's bytes of all layers."""
     end = 0
-    for layer in layers:
+    for layer in (one for one in layers if len(one.k)):
         for array in (layer.k, layer.k_scale, layer.v, layer.v_scale):
             part = array.reshape(len(array), -1).view(np.uint8)
             start, end = end, end + part.shape[1]

@@ -84,7 +84,7 @@ class PlacedModel:
         self.lane = placement.decode.lane
         self.take_turns = takes_turns(parts)
         self.layer_parts: Sequence[Sequence[Part]] = whole_layers(parts) if fuse and self.take_turns else parts
-        self._pages = arrays.pages(decoder.attentions, room.tokens)
+        self._pages = arrays.pages(decoder.layers, room)
         self.kv: KVPages = self._pages
         self._step_parts = place(decoder, placement.decode)
         self._head_block = len(self._step_parts) + 1
@@ -99,7 +99,7 @@ class PlacedModel:
         self._fuse = fuse
         self._no_states = np.empty((0, decoder.hidden_size), np.float32)
         self._of_a_row = [sum(one.rows * one.columns for one in layer.linears) for layer in decoder.layers]
-        self._of_a_key = [2 * one.q_size for one in decoder.attentions]
+        self._of_a_key = [sum(2 * one.q_size for one in layer.attentions) for layer in decoder.layers]
         self._slots = [_Slot(self._new_buffers(self._widths))]
         self.step_row: RunRow | None = None
 

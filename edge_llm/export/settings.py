@@ -42,7 +42,7 @@ def plain_config(bundle: Bundle) -> dict[str, Any]:
         raise UnsupportedModel(f"`{name}` is of the family `{shown(family)}`, which is not written; these are: {known}")
     raw.setdefault("architectures", [f"{CLASSES[family]}ForCausalLM"])
     if _HEAD_DIM in raw and raw[_HEAD_DIM] is None:  # families of transformers differ in what that means
-        raw[_HEAD_DIM] = bundle.decoder.layers[0].attention.head_dim
+        raw[_HEAD_DIM] = bundle.decoder.attentions[0].head_dim
     if raw.get(_DTYPE) is None and raw.get(_OLD_DTYPE) is None:
         raw[_OLD_DTYPE] = "bfloat16"
     return raw

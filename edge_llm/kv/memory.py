@@ -11,6 +11,7 @@ from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
 from edge_llm.kv.prefix import PrefixIndex
 from edge_llm.kv.sequence import KVPages, SequencePages
+from edge_llm.kv.states import SequenceStates, StateIndex, StateSlots
 
 if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 PAGE_STATES = FREE, USED, SHARED, CACHED = range(4)
 """Free; of one running sequence; of several; of none, and known by its text only."""
 
+CHECKPOINT_TOKENS = 256
+"""At least so many tokens of a prompt lie between two checkpoints of its state, and so many that these take no more memory
+than the pages between them."""
+_STEP_SLOTS = 2
+"""States of a sequence that runs: before a step and behind it."""
 READY_PAGES = 256
 """As many of the pages on disk get memory at the start; during an answer that would take as long as to read them."""
 
@@ -35,6 +41,8 @@ class KVMemory:
         self._kv = kv
         self._prefix = PrefixIndex(self.pages, identity, self.pages.pages)
         self._disk = disk
+        self._states = StateSlots(kv.slots) if kv.slots else None
+        self._checkpoints = None if self._states is None else StateIndex(self._states)
         if disk is not None:
             kv.touch(disk.count(most=READY_PAGES))
 
@@ -43,9 +51,9 @@ class KVMemory:
 
         The last token must be computed, because its logits are needed.
         """
-        sequence = SequencePages(self.pages)
+        sequence = SequencePages(self.pages, self._new_states())
         try:
-            sequence.adopt(self._prefix.match(tokens[:-1]))
+            self._adopt(sequence, tokens[:-1])
             if self._disk is not None:
                 self._restore(self._disk, sequence, tokens[:-1])
             return sequence
@@ -53,8 +61,33 @@ class KVMemory:
             sequence.close()
             raise
 
+    def _new_states(self) -> SequenceStates | None:
+        if self._states is None:
+            return None
+        token_bytes = max(1, self._kv.page_bytes // PAGE_TOKENS)
+        apart = max(CHECKPOINT_TOKENS, self._kv.slot_bytes // token_bytes)
+        return SequenceStates(self._states, self.pages.page_tokens, self.pages.pages_for(apart) * self.pages.page_tokens)
+
+    def _adopt(self, sequence: SequencePages, tokens: Sequence[int]) -> None:
+        """Begin ``sequence`` with what is known of ``tokens``; with states up to a checkpoint."""
+        checkpoints, states = self._checkpoints, sequence.states
+        if checkpoints is None or states is None:
+            sequence.adopt(self._prefix.match(tokens))
+            return
+
+        def usable(keys: Sequence[bytes]) -> int:
+            count, slot = checkpoints.longest(keys)
+            states.adopt(count * self.pages.page_tokens, slot)
+            return count
+
+        sequence.adopt(self._prefix.match(tokens, usable))
+
     def reserve(self, sequence: SequencePages, tokens: int) -> None:
-        """Make room in ``sequence`` for ``tokens`` tokens in all; `OutOfMemory` if other sequences hold too many pages."""
+        """Make room in ``sequence`` for ``tokens`` tokens in all; `OutOfMemory` if other sequences hold too much."""
+        if self._states is not None and self._checkpoints is not None and sequence.states is not None:
+            if not self._states.free:
+                self._checkpoints.evict()
+            sequence.states.reserve()
         if tokens > sequence.capacity:
             self._prefix.evict(self.pages.pages_for(tokens) - len(sequence.table) - self.pages.free)
             sequence.reserve(tokens)
@@ -63,6 +96,11 @@ class KVMemory:
         """Remember the full pages of ``sequence``, which holds ``tokens``."""
         held = tokens[: sequence.length]
         self._prefix.insert(held, sequence.table)
+        if self._checkpoints is not None and sequence.states is not None:
+            keys = self._prefix.keys(held)
+            for length, slot in sequence.states.checkpoints.items():
+                self._checkpoints.insert(keys[length // self.pages.page_tokens - 1], slot)
+            sequence.states.drop_checkpoints()
         if self._disk is not None:
             pages = self._disk.missing(held)
             if pages:
@@ -71,6 +109,10 @@ class KVMemory:
 
     def has_room(self, tokens: int) -> bool:
         """Whether a new sequence of ``tokens`` tokens would fit now, next to those that run."""
+        if self._states is not None and self._checkpoints is not None:
+            needed = _STEP_SLOTS - self._states.free
+            if self._checkpoints.evictable(needed) < needed:
+                return False
         missing = self.pages.pages_for(tokens) - self.pages.free
         return missing <= 0 or self._prefix.evictable(missing) == missing
 
@@ -95,6 +137,8 @@ class KVMemory:
     def state(self) -> Mapping[str, int]:
         """Numbers of pages: all, free, and known by their text; with a disk, also its counts."""
         state = {"kv_pages": self.pages.pages, "kv_pages_free": self.pages.free, "prefix_pages": len(self._prefix)}
+        if self._states is not None and self._checkpoints is not None:
+            state |= {"states": self._states.count, "states_free": self._states.free, "checkpoints": len(self._checkpoints)}
         if self._disk is not None:
             counts = self._disk.counts
             for name in ("read", "written", "damaged", "dropped", "failed", "pruned"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from edge_llm.errors import OutOfMemory
-from edge_llm.operations.attention import Attention
+
+if TYPE_CHECKING:
+    from edge_llm.operations.attention import Attention
 
 PAGE_TOKENS = 16
 """Tokens per page on the host (design: the paged INT8 KV cache), and of the pages that are kept on disk."""

@@ -9,7 +9,7 @@ page itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ import numpy as np
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
 
 Key = bytes
+Usable = Callable[[Sequence[Key]], int]
+"""How many of a text's known pages, from the first on, can be used."""
 
 
 def page_keys(
@@ -58,14 +60,19 @@ class PrefixIndex:
         """1 for every page that is known by its text, else 0, at one moment; any thread may ask."""
         return bytes(self._known)
 
-    def match(self, tokens: Sequence[int]) -> list[int]:
-        """The pages that hold the longest known beginning of ``tokens``; the caller is a holder of each from now on."""
+    def match(self, tokens: Sequence[int], usable: Usable | None = None) -> list[int]:
+        """The pages that hold the longest known beginning of ``tokens``; the caller is a holder of each from now on.
+
+        ``usable`` says of how many of them use can be made; None: of all.
+        """
         found: list[Key] = []
         for key, page_tokens in self._keys(tokens):
             entry = self._entries.get(key)
             if entry is None or entry.tokens != page_tokens:
                 break
             found.append(key)
+        if usable is not None:
+            found = found[: usable(found)]
         self._touch(found)
         taken = [self._entries[key].page for key in found]
         self._pages.share(taken)
@@ -99,6 +106,10 @@ class PrefixIndex:
     def evictable(self, most: int | None = None) -> int:
         """Pages that `evict` could free; counts no further than ``most``."""
         return sum(1 for _ in islice(self._free(), most))
+
+    def keys(self, tokens: Sequence[int]) -> list[Key]:
+        """The keys of the full pages of ``tokens``."""
+        return [key for key, _ in self._keys(tokens)]
 
     def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[Key, tuple[int, ...]]]:
         return page_keys(self._identity, tokens, self._pages.page_tokens)

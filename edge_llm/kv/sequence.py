@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
+from edge_llm.kv.states import SequenceStates
+from edge_llm.operations.keeps import Span
 
 
 class KVPages(Protocol):
@@ -22,6 +24,10 @@ class KVPages(Protocol):
     """Number of pages of the device."""
     page_bytes: int
     """Bytes of a host page over all layers."""
+    slots: int
+    """States of a fixed shape; 0: no layer keeps one."""
+    slot_bytes: int
+    """Bytes of a state over all layers."""
 
     def read_pages(self, pages: np.ndarray) -> np.ndarray:
         """A copy of the host pages ``pages`` (integers [n]): uint8 [n, page_bytes]."""
@@ -42,8 +48,10 @@ class SequencePages:
     Tokens [0, length) are written and valid; [length, capacity) is room that this sequence owns but has not written.
     """
 
-    def __init__(self, allocator: PageAllocator) -> None:
+    def __init__(self, allocator: PageAllocator, states: SequenceStates | None = None) -> None:
         self._allocator = allocator
+        self.states = states
+        """What is kept of it in a fixed shape, if anything is."""
         self.page_tokens = allocator.page_tokens
         """Tokens of a page."""
         self.table = np.empty(0, np.int32)
@@ -57,6 +65,17 @@ class SequencePages:
         """The host pages, int64 [n], that hold the tokens from 16 * i on for every i of ``wanted`` (integers [n])."""
         each = self.page_tokens // PAGE_TOKENS
         return self.table[wanted // each].astype(np.int64) * each + wanted % each
+
+    def spans(self, count: int, wanted: int) -> list[Span]:
+        """Where the states lie for a step of ``count`` tokens whose last ``wanted`` are asked for; none where there are none.
+        """
+        return [] if self.states is None else self.states.begin(count, wanted)
+
+    def advance(self, count: int) -> None:
+        """``count`` more tokens are written and valid."""
+        self.length += count
+        if self.states is not None:
+            self.states.advance()
 
     def reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` tokens in all; raises `OutOfMemory` and changes nothing if there is no room."""
@@ -72,14 +91,21 @@ class SequencePages:
         self.length = len(pages) * self.page_tokens
 
     def truncate(self, length: int) -> None:
-        """Drop the tokens from ``length`` on, and release the pages that held only these."""
+        """Drop the tokens from ``length`` on, and release the pages that held only these.
+
+        Where a state cannot go back so little, more tokens are dropped: up to its last checkpoint, or all.
+        """
         assert 0 <= length <= self.length
+        if self.states is not None:
+            length = self.states.back(length)
         keep = self._allocator.pages_for(length)
         self._allocator.release(self.table[keep:].tolist())
         self.table = self.table[:keep]
         self.length = length
 
     def close(self) -> None:
-        """Release every page; the sequence is empty afterwards."""
+        """Release every page and state; the sequence is empty afterwards."""
+        if self.states is not None:
+            self.states.close()
         self.length = 0
         self.truncate(0)

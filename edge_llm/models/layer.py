@@ -40,6 +40,8 @@ class Decoder:
     """How a text becomes a vector; None: the model was not trained for that."""
 
     def __post_init__(self) -> None:
+        if not self.attentions:
+            raise ValueError("no layer has an attention")
         hidden = self.output.columns
         widths = {self.embedding.columns, self.norm.gain.size, *(layer.widths[HIDDEN] for layer in self.layers)}
         if not self.layers or widths != {hidden} or self.embedding.rows != self.output.rows:
@@ -84,8 +86,13 @@ class Decoder:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attention of every layer."""
-        return tuple(layer.attention for layer in self.layers)
+        """The attention of every layer that has one."""
+        return tuple(attention for layer in self.layers for attention in layer.attentions)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a sequence keeps in a fixed shape, however long it is."""
+        return sum(kept.nbytes for layer in self.layers for kept in layer.fixed)
 
     @property
     def host_alone(self) -> str:
@@ -96,7 +103,7 @@ class Decoder:
     @property
     def head_turns(self) -> HeadTurns:
         """Those that all attentions share."""
-        return HeadTurns(self.layers[0].attention.turn, self.layers[0].attention.value_turn)
+        return HeadTurns(self.attentions[0].turn, self.attentions[0].value_turn) if self.attentions else HeadTurns()
 
     def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
         """This decoder with the weight schemes that ``schemes`` gives, by the names that `linears` has, and of an

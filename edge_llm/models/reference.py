@@ -37,17 +37,24 @@ class FloatCache:
     """What `FloatModel` remembers of one sequence."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self.layers = [layer.attention.float_kv() for layer in decoder.layers]
+        self.layers = [layer.float_past() for layer in decoder.layers]
         self.second = 0
         """Where the second text of a pair begins; 0: there is none."""
-
-    @property
-    def length(self) -> int:
+        self.length = 0
         """Tokens held."""
-        return self.layers[0].length
+        self._checkpoint: tuple[int, list[dict[str, np.ndarray]]] = (0, [{} for _ in self.layers])
+
+    def checkpoint(self) -> None:
+        """Here `truncate` can go back to whatever layers keep; to other places only where none keeps a fixed shape."""
+        self._checkpoint = self.length, [dict(layer.fixed) for layer in self.layers]
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens from ``length`` on."""
+        """Forget all tokens from ``length`` on; where a state cannot go back so little, to the checkpoint or to none."""
+        if length < self.length and any(layer.fixed for layer in self.layers):
+            length, fixed = self._checkpoint if self._checkpoint[0] <= length else (0, [{} for _ in self.layers])
+            for layer, kept in zip(self.layers, fixed, strict=True):
+                layer.fixed = dict(kept)
+        self.length = min(self.length, length)
         for layer in self.layers:
             layer.truncate(length)
 
@@ -123,4 +130,5 @@ class FloatModel:
         x = self.embedding[ids]
         for layer, weights, rounding, past in zip(self.decoder.layers, self.layers, self._roundings, cache.layers, strict=True):
             x = layer_forward(x, layer, weights, self._tables, past, rounding=rounding, second=cache.second)
+        cache.length = end
         return self.decoder.norm.applied(x, self.final_norm)

@@ -45,7 +45,7 @@ def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{module}.weight": (count, linear.columns) for module, count in rows.items()}
         if linear.bias:
             shapes |= {f"{module}.bias": (count,) for module, count in rows.items()}
-    gains = {gain_name(layer.prefix, gain): gain.shape for gain in layer.gains}
+    gains = {gain_name(layer.prefix, gain): gain.source_shape or gain.shape for gain in layer.gains}
     return gains | {layer.prefix + name: shape for name, shape in shapes.items()}
 
 
@@ -115,6 +115,7 @@ def read_gains(source: WeightSource, layer: Layer) -> dict[str, np.ndarray]:
 
 def _read_gain(source: WeightSource, prefix: str, gain: Gain) -> np.ndarray:
     values = source.read(gain_name(prefix, gain))
+    values = values.reshape(gain.shape) if gain.source_shape else values
     values = values + np.float32(gain.plus) if gain.plus else values
     return values * np.float32(gain.factor) if gain.factor != 1 else values
 

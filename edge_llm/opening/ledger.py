@@ -25,17 +25,20 @@ class MemoryNeeds:
     """All that lies in the memory of a card."""
     texts: int = 0
     """The tokenizer in main memory, about."""
+    states: int = 0
+    """What layers keep in a fixed shape of running sequences and of checkpoints, in main memory, when all slots are in use."""
 
     @property
     def main(self) -> int:
         """Bytes of main memory."""
-        return self.weights + self.pages + self.work + self.texts
+        return self.weights + self.pages + self.states + self.work + self.texts
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
         """What takes main memory, in words, and its bytes."""
         first = ("weights", self.weights), ("keys and values", self.pages)
-        return *first, ("activations", self.work), ("tokenizer", self.texts)
+        states = [("states of sequences", self.states)] if self.states else []
+        return *first, *states, ("activations", self.work), ("tokenizer", self.texts)
 
     def __add__(self, other: MemoryNeeds) -> MemoryNeeds:
         pairs = zip(astuple(self), astuple(other), strict=True)

@@ -160,6 +160,7 @@ class Plan:
             "context": self.context,
             "kv_tokens": self.kv_tokens,
             "kv_pages": -(-self.kv_tokens // PAGE_TOKENS),
+            "states": self.room.states,
             "chunk": self.chunk,
             "window": self.runtime.window,
             "draft": self.draft.name if self.draft is not None else self.options.draft,
@@ -229,5 +230,5 @@ def expert_words(experts: Mapping[str, int], token_bytes: int) -> str:
 
 
 def _sum_of(memory: Mapping[str, int]) -> str:
-    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"], texts=memory["texts"])
+    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"], texts=memory["texts"], states=memory["states"])
     return f"{byte_size(needs.main)}: " + ", ".join(f"{words} {byte_size(count)}" for words, count in needs.parts)

@@ -19,6 +19,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
+from edge_llm.kv.states import slots_for
 from edge_llm.models.layer import Decoder
 from edge_llm.opening.budgets import Budgets, read_budgets
 from edge_llm.opening.defaults import fill_defaults
@@ -33,6 +34,7 @@ from edge_llm.weights.recording import traced_shape
 
 PROCESS_BYTES = 42 << 20
 """Memory of a process without a model: Python, NumPy, the tokenizer."""
+_NO_DISK = "--prefix-cache: layers of this model keep a state, which is not written to disk; beginnings are known until it ends"
 TOKENIZER_GROWTH = 9
 """A tokenizer in memory takes up to so many times the bytes of its file: 8.5 with 49,152 tokens, 7.1 with 262,144."""
 
@@ -56,12 +58,14 @@ def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bun
     gap = machine.auto.remedy if options.device == AUTO and not options.float_path else ""
     notices = (f"--device auto uses the host: {machine.auto.reason}; {gap}",) if gap else ()
     try:
-        plan = replace(_resolved(runtime, here, bundle), notices=notices)
+        plan = _resolved(runtime, here, bundle)
+        plan = replace(plan, notices=(*notices, *plan.notices))
     except DeviceError as error:
         if not may_move(runtime):
             raise
         reason = refused(runtime.device, error)
-        plan = replace(_resolved(_host_options(runtime, reason), here, bundle), notices=(moved(reason),))
+        plan = _resolved(_host_options(runtime, reason), here, bundle)
+        plan = replace(plan, notices=(moved(reason), *plan.notices))
     if draft is not None:
         plan = plan.with_draft(_draft_plan(runtime, here, bundle, draft))
     return replace(plan, cpus=None if here is machine else frozenset(here.cpus))
@@ -109,16 +113,21 @@ def _int8_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle, stored:
         tokens = max(options.context, _tokens_within(budgets.pages, decoder, device))
     activations = choose_activations(options.activations, bundle, device)
     runtime = replace(options, kv_tokens=tokens, activations=activations)
-    room = Room(tokens, options.context, chunk_lengths(options.chunk, options.context), options.window)
+    states = slots_for(decoder.state_bytes, options.parallel)
+    room = Room(tokens, options.context, chunk_lengths(options.chunk, options.context), options.window, states)
     work = activation_bytes(decoder, device.placement, options.chunk, options.window)
     weights = _weights(stored, budgets.weights, bundle, device, room, work)
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then
     beside = _position_bytes(decoder, options.context) + (0 if alone else work)
-    memory = MemoryNeeds(weights.host.held_bytes, 0 if alone else pages, beside, card, _texts_bytes(bundle))
+    memory = MemoryNeeds(
+        weights.host.held_bytes, 0 if alone else pages, beside, card, _texts_bytes(bundle), states * decoder.state_bytes
+    )
     site, found = Site.of(runtime, device), sizes(bundle)
-    return Plan(bundle, machine, options, runtime, site, room, weights, found, memory, budgets.disk, device=device)
+    disk = 0 if decoder.state_bytes else budgets.disk  # pages alone are no place to go on from
+    notices = (_NO_DISK,) if disk < budgets.disk else ()
+    return Plan(bundle, machine, options, runtime, site, room, weights, found, memory, disk, device=device, notices=notices)
 
 
 def _position_bytes(decoder: Decoder, positions: int) -> int:

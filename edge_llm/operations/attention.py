@@ -28,6 +28,7 @@ from edge_llm.operations.base import (
 )
 from edge_llm.operations.both_ways import add_both_ways
 from edge_llm.operations.float_kv import FloatKV
+from edge_llm.operations.keeps import Kept, Pages, Window
 from edge_llm.operations.rope_kinds import Rope
 from edge_llm.operations.scores import PLAIN, Scores, attend, softmax
 
@@ -138,6 +139,10 @@ class Attention(Operation):
         return self.q_size
 
     @property
+    def keeps(self) -> tuple[Kept, ...]:
+        return (Window(self.scores.window) if self.scores.window else Pages(),)
+
+    @property
     def attentions(self) -> tuple[Attention, ...]:
         return (self,)
 
@@ -246,18 +251,14 @@ class Attention(Operation):
 
         return out, back
 
-    def normed(
-        self, q: np.ndarray, k: np.ndarray, gains: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def normed(self, q: np.ndarray, k: np.ndarray, gains: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Queries and keys [T, heads, head_dim] behind their norms, without rotation."""
-
         return self._behind(q, self.q_norm, gains), self._behind(k, self.k_norm, gains)
 
     def _behind(self, x: np.ndarray, gain: Gain | None, gains: Mapping[str, np.ndarray]) -> np.ndarray:
         """Heads [T, heads, head_dim] behind a norm; the same without one."""
-        if gain is None:
-            return x
-        return rms_norm(x.reshape(len(x), -1, gain.size), gains[gain.name], self.eps).reshape(x.shape)
+        normed = None if gain is None else rms_norm(x.reshape(len(x), -1, gain.size), gains[gain.name], self.eps)
+        return x if normed is None else normed.reshape(x.shape)
 
     def mean_key(self, keys: np.ndarray, gains: Mapping[str, np.ndarray], cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         """The mean key over the rows of ``keys`` [T, kv heads * head_dim] and all positions, [kv heads, head_dim].
@@ -268,8 +269,7 @@ class Attention(Operation):
         """
         if not len(keys) or self.scores.cap or self.sinks is not None:
             return np.zeros((self.kv_heads, self.head_dim), np.float32)
-        heads = keys.reshape(-1, self.kv_heads, self.head_dim)
-        heads = self._behind(heads, self.k_norm, gains)
+        heads = self._behind(keys.reshape(-1, self.kv_heads, self.head_dim), self.k_norm, gains)
         mean = heads.mean(axis=0, dtype=np.float64)[None]
         rotated = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
         return np.ascontiguousarray(rotated[0], np.float32)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edge_llm.kernels.activation import Activation
     from edge_llm.operations.float_kv import FloatKV
     from edge_llm.operations.host_call import HostCall
+    from edge_llm.operations.keeps import Fixed, Kept
     from edge_llm.operations.questions import AllTables, AnyAttention, AnyLayer, AnyLinear, AnyNorm
 
 HIDDEN = "hidden"
@@ -47,6 +48,8 @@ class Gain:
     factor: float = 1.0
     rows: int = 0
     """Of a matrix, each ``size`` long; 0: it is a vector."""
+    source_shape: tuple[int, ...] = ()
+    """Of the tensor in the source, where that is another than `shape`."""
     whole_name: bool = False
     """Whether ``source`` does not begin where the layer's other tensors do."""
 
@@ -124,7 +127,7 @@ class FloatRun:
     weights: LayerWeights
     tables: AllTables
     past: FloatKV | None = None
-    """The tokens before these rows; it takes their keys and values.  None: the rows begin a sequence."""
+    """What the layer keeps of the tokens before these rows; it takes that of the rows.  None: the rows begin a sequence."""
     observe: Observe | None = None
     apply: ApplyLinear | None = None
     """Computes the products of linears; None: by ``arithmetic``."""
@@ -136,6 +139,19 @@ class FloatRun:
     """Told of every linear on the way back."""
     second: int = 0
     """Where the second text of a pair begins; 0: there is none."""
+    pasts: Sequence[FloatKV] | None = None
+    """`past` of every row its own, where each is the next token of another sequence."""
+
+    def through(self, fixed: Fixed, rows: int, step: Callable[[slice, np.ndarray], np.ndarray]) -> None:
+        """Call ``step`` for the rows of each sequence, with its state ``fixed`` before them; it gives that behind them."""
+        pasts = [(slice(0, rows), self.past)]
+        if self.pasts is not None:
+            pasts = [(slice(row, row + 1), past) for row, past in enumerate(self.pasts)]
+        for span, past in pasts:
+            before = None if past is None else past.fixed.get(fixed.name)
+            after = step(span, np.zeros(fixed.shape, np.float32) if before is None else before)
+            if past is not None:
+                past.fixed[fixed.name] = after
 
 
 # -- calls on devices ------------------------------------------------------------------------------------------------------
@@ -280,6 +296,11 @@ class Operation(Runnable):
         raise NotImplementedError
 
     # what it keeps
+
+    @property
+    def keeps(self) -> tuple[Kept, ...]:
+        """What it keeps of a sequence."""
+        return ()
 
     @property
     def attentions(self) -> tuple[AnyAttention, ...]:

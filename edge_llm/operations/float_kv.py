@@ -1,4 +1,4 @@
-"""Keys and values of a sequence in float32."""
+"""What a layer keeps of a sequence in float32."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import numpy as np
 
 
 class FloatKV:
-    """Keys (after rotation) and values of one layer, float32 [kv heads, length, head_dim]; grows by doubling."""
+    """Keys (after rotation) and values of one layer, float32 [kv heads, length, head_dim]; grows by doubling.
 
-    def __init__(self, kv_heads: int, head_dim: int) -> None:
+    Without ``kv_heads`` there are none, and nobody appends.
+    """
+
+    def __init__(self, kv_heads: int = 0, head_dim: int = 0) -> None:
         self.length = 0
+        self.fixed: dict[str, np.ndarray] = {}
+        """What operations keep in a fixed shape, by name; an array is never written again.  Missing: zeros."""
         self._data = np.empty((2, kv_heads, 0, head_dim), np.float32)
 
     def append(self, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from edge_llm.kernels import ThreadPool
     from edge_llm.kernels.activation import Activation
     from edge_llm.kernels.program import Program
+    from edge_llm.operations.keeps import Span
     from edge_llm.operations.questions import AllTables, AnyOp
 
 
@@ -103,6 +104,8 @@ class AnyRows(Protocol):
     def page_table(self) -> np.ndarray: ...
     @property
     def kinds(self) -> np.ndarray | None: ...
+    @property
+    def spans(self) -> Sequence[Span]: ...
 
 
 class HostCall(Protocol):
@@ -134,6 +137,11 @@ class HostCall(Protocol):
     @property
     def pages(self) -> HostPages: ...
     @property
+    def states(self) -> Mapping[str, np.ndarray]:
+        """What the layer keeps of sequences in a fixed shape, by name: float32 [slots, *shape]."""
+        ...
+
+    @property
     def tables(self) -> AllTables: ...
     @property
     def pool(self) -> ThreadPool: ...
@@ -148,4 +156,12 @@ class HostCall(Protocol):
 
     def add_rows(self, step: Callable[[AnyRows], None]) -> None:
         """Add a step of Python that is told what the rows are."""
+        ...
+
+    def add_spans(self, step: Callable[[Span], None]) -> None:
+        """Add a step of Python that is called for each `Span` of the rows in order.
+
+        It finds the state before them in ``states[name][span.reads]``, and puts that behind them into
+        ``states[name][span.writes]``, which may be the same place.
+        """
         ...

@@ -13,9 +13,10 @@ from edge_llm.operations.linear import Linear
 from edge_llm.operations.norm import Norm
 from edge_llm.operations.positions import Positions
 from edge_llm.operations.row_gate import RowGate
+from edge_llm.operations.short_convolution import ShortConvolution
 
 _KINDS: dict[str, type[Operation]] = {
-    kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate, Experts, RowGate, Positions)
+    kind.KIND: kind for kind in (Norm, Linear, Attention, GLU, Activate, Experts, RowGate, Positions, ShortConvolution)
 }
 
 

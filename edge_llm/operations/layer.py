@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from edge_llm.operations.base import HIDDEN, Gain, Operation
+from edge_llm.operations.float_kv import FloatKV
+from edge_llm.operations.keeps import Fixed
 
 if TYPE_CHECKING:
     from edge_llm.operations.attention import Attention
@@ -40,7 +42,9 @@ class Layer:
                 if buffer not in written:
                     raise ValueError(f"layer `{self.prefix}` reads the buffer `{buffer}` before anything writes it")
             written.add(operation.writes)
-        _ = self.projection, self.widths
+        if len(self.attentions) > 1 or len(set(one.name for one in self.fixed)) < len(self.fixed):
+            raise ValueError(f"layer `{self.prefix}` has two attentions, or two states of one name")
+        _ = self.projection if self.attentions else None, self.widths
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
@@ -53,12 +57,25 @@ class Layer:
         return tuple(gain for operation in self.operations for gain in operation.gains)
 
     @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Its attention, if it has one: layers that keep a state of a fixed shape may do without."""
+        return cast("tuple[Attention, ...]", tuple(one for operation in self.operations for one in operation.attentions))
+
+    @property
     def attention(self) -> Attention:
-        """Its one attention: the operation that keeps something of a sequence."""
-        found = [attention for operation in self.operations for attention in operation.attentions]
-        if len(found) != 1:
-            raise ValueError(f"layer `{self.prefix}` has {len(found)} attentions, not one")
-        return cast("Attention", found[0])
+        """Its one attention."""
+        if not self.attentions:
+            raise ValueError(f"layer `{self.prefix}` has no attention")
+        return self.attentions[0]
+
+    @cached_property
+    def fixed(self) -> tuple[Fixed, ...]:
+        """What its operations keep of a sequence in a fixed shape, in order."""
+        return tuple(kept for operation in self.operations for kept in operation.keeps if isinstance(kept, Fixed))
+
+    def float_past(self) -> FloatKV:
+        """What it keeps of a sequence in float32, empty."""
+        return self.attention.float_kv() if self.attentions else FloatKV()
 
     @cached_property
     def projection(self) -> Linear:

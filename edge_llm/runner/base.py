@@ -30,7 +30,7 @@ class Cancelled(Exception):
 
 
 class SequenceState(Protocol):
-    """The keys and values of one sequence."""
+    """What is kept of one sequence."""
 
     @property
     def length(self) -> int:
@@ -38,7 +38,7 @@ class SequenceState(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from ``length`` on."""
+        """Forget the tokens from ``length`` on; more than these where what is kept cannot go back so little: see `length`."""
         ...
 
     def close(self) -> None:

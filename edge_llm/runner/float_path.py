@@ -92,6 +92,8 @@ class FloatRunner:
 
     def run(self, segments: Sequence[Segment[FloatSequence]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
         starts = [segment.sequence.length for segment in segments]
+        for segment in segments:
+            segment.sequence.checkpoint()
         try:
             return [self._rows(segment, cancel) for segment in segments]
         except BaseException:

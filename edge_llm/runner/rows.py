@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_llm.devices.base import Chunk, Rows, static_length
 from edge_llm.kv.sequence import SequencePages
+from edge_llm.operations.keeps import Span
 from edge_llm.runner.base import Segment
 
 LADDER = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -39,13 +40,13 @@ def pack(
     sequence's rows stay in order.  With ``whole`` no segment is cut: each has at most ``lengths[-1]`` tokens.
     """
     laid, wanted = _lay_out(segments)
-    kinds = _kinds(segments)
+    kinds, spans = _kinds(segments), _spans(segments)
     table, total = _page_table(segments), len(laid[0])
     cuts = _between([len(segment.tokens) for segment in segments], lengths[-1]) if whole else split(0, total, lengths[-1])
     for number, (first, end) in enumerate(cuts):
         tokens, sequence, position, slots = laid if end - first == total else [array[first:end] for array in laid]
-        of_pairs = None if kinds is None else kinds[first:end]
-        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table, of_pairs)
+        of_pairs, of_states = None if kinds is None else kinds[first:end], _spans_inside(spans, first, end)
+        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table, of_pairs, of_states)
         yield Chunk(number % window, rows, _inside(wanted[False], first, end), _inside(wanted[True], first, end))
 
 
@@ -89,6 +90,29 @@ def _slots(sequence: SequencePages, start: int, end: int) -> list[int]:
         ahead = (page_of(number) - number) * size
         found += range(ahead + max(start, number * size), ahead + min(end, (number + 1) * size))
     return found
+
+
+def _spans(segments: Sequence[Segment[SequencePages]]) -> list[Span]:
+    """The spans of all segments, whose rows follow each other; none where nothing is kept in a fixed shape."""
+    found: list[Span] = []
+    start = 0
+    for segment in segments:
+        count = len(segment.tokens)
+        for span in segment.sequence.spans(count, segment.wanted):
+            found.append(span._replace(first=start + span.first, end=start + span.end))
+        start += count
+    return found
+
+
+def _spans_inside(spans: Sequence[Span], first: int, end: int) -> tuple[Span, ...]:
+    """The rows [first, end) of ``spans``, counted from there; what begins before goes on in the slot that it writes."""
+    found = []
+    for span in spans:
+        start, stop = max(first, span.first), min(end, span.end)
+        if start < stop:
+            reads = span.reads if start == span.first else span.writes
+            found.append(Span(start - first, stop - first, reads, span.writes))
+    return tuple(found)
 
 
 def _inside(rows: list[int], first: int, end: int) -> np.ndarray:

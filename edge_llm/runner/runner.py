@@ -17,6 +17,7 @@ from edge_llm.kernels.activation import soft_cap
 from edge_llm.kernels.pointwise import activate
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.sequence import SequencePages
+from edge_llm.kv.states import slots_for
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -65,8 +66,9 @@ class Int8Runner:
         self.pool = device.pool
         self._lengths = chunk_lengths(runtime.chunk or DEFAULT_CHUNK, self.context)
         self._window = runtime.window
-        room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)
         decoder = decoder or describe(config)
+        states = slots_for(decoder.state_bytes, runtime.parallel)
+        room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window, states)
         self._whole = decoder.is_encoder
         self.model = device.open(decoder, weights, tables, room, watch)
         """The model on its device."""
@@ -137,7 +139,7 @@ class Int8Runner:
                 segment.sequence.truncate(start)
             raise
         for segment in segments:
-            segment.sequence.length += len(segment.tokens)
+            segment.sequence.advance(len(segment.tokens))
         return self._dealt(segments, outputs)
 
     def forward(
@@ -149,7 +151,7 @@ class Int8Runner:
         """The step of one token of one sequence as one call; None, with nothing done, where it is more than that."""
         run_row = self.model.step_row
         one = len(segment.tokens) == 1 and segment.wanted == 1 and not segment.states
-        if run_row is None or not one or self.on_trace is not None:
+        if run_row is None or not one or self.on_trace is not None or segment.sequence.states is not None:
             return None
         sequence, start = segment.sequence, segment.sequence.length
         try:

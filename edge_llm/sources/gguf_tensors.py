@@ -56,7 +56,7 @@ class GgufTensors:
     def __init__(self, model: GgufModel, decoder: Decoder) -> None:
         self._model = model
         self._architecture = model.text("general.architecture")
-        self._attention = decoder.layers[0].attention
+        self._attention = decoder.attentions[0]
         self._layer_names = layer_names(self._architecture)
         self._parts: dict[str, _Part] = {}
         ahead = model.integer(f"{self._architecture}.nextn_predict_layers", 0, 1024, 0)

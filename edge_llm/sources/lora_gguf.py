@@ -136,5 +136,5 @@ class _Fitting:
 
     def _heads(self, name: str) -> int:
         """Heads of the queries or keys that ``name`` gives; 0 for any other tensor."""
-        attention = describe(self._model.config).layers[0].attention
+        attention = describe(self._model.config).attentions[0]
         return {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2], 0)

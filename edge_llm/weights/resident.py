@@ -88,7 +88,7 @@ def _open_layer(
     layer, block = bundle.decoder.layers[index], f"layers.{index}"
     mixture = None if experts is None else mixture_of(layer)
     elsewhere = set() if mixture is None else {one.name for one in mixture.linears}
-    gains = [*(gain.name for gain in layer.gains), KEY_OFFSET]
+    gains = [*(gain.name for gain in layer.gains), *([KEY_OFFSET] if layer.attentions else [])]
     return BlockWeights(
         linears={one.name: open_linear(bundle, block, one, tensors) for one in layer.linears if one.name not in elsewhere},
         gains={name: tensors[name] for name in gains},

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from edge_llm.ascend.devices.card_memory import CardArray, CardMemory
-from edge_llm.devices.base import Buffers, Rows
+from edge_llm.devices.base import Buffers, Room, Rows
 from edge_llm.devices.cores import on_core
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.operations.attention import Attention
+from edge_llm.operations.layer import Layer
 
 HEAD_ROWS = 32
 """Rows whose logits are computed at once: a card has no room for the logits of a whole prompt."""
@@ -40,8 +41,8 @@ class CardArrays:
         with self._memory.all_or_nothing():
             return {name: self._memory.allocate((rows, width), np.float32).values for name, width in widths.items()}
 
-    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
-        return CardKV(attentions, tokens, self._page_tokens, self._memory)
+    def pages(self, layers: Sequence[Layer], room: Room) -> PagedKV:
+        return CardKV([layer.attention for layer in layers], room.tokens, self._page_tokens, self._memory)
 
     @contextmanager
     def workspace(self) -> Iterator[MakeArray]:

@@ -212,15 +212,15 @@ def _info(known: _Known) -> dict[str, Any]:
     config = known.config
     if config is None:
         return {}
-    layers = describe(config).layers
-    attention = layers[0].attention
+    decoder = describe(config)
+    attention = decoder.attentions[0]
     family = config.family
     return {
         "general.architecture": family,
         "general.parameter_count": known.parameters,
         f"{family}.context_length": config.context,
         f"{family}.embedding_length": config.hidden_size,
-        f"{family}.block_count": len(layers),
+        f"{family}.block_count": len(decoder.layers),
         f"{family}.attention.head_count": attention.heads,
         f"{family}.attention.head_count_kv": attention.kv_heads,
         f"{family}.vocab_size": config.vocab_size,

@@ -30,6 +30,7 @@ class CardKeys:
         import torch
 
         law = calls.law
+        self.slots = self.slot_bytes = 0  # no card has a layer that keeps a fixed shape
         self.page_tokens = law.page_tokens
         self.count = pages_for(tokens, law.page_tokens)
         self.page_bytes = sum(2 * PAGE_TOKENS * one.kv_size * form.dtype.itemsize for one in attentions)
