@@ -19,7 +19,9 @@ from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.weights.base import ExpertCounts
 from edge_llm.weights.plan import WeightSizes, plan_memory
-from edge_llm.weights.policies import DEFAULT, Slots, policy_of
+from edge_llm.weights.policies import DEFAULT, policy_of
+from edge_llm.weights.replay import guess_rates, replay
+from edge_llm.weights.routing_trace import read_trace
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
 
@@ -89,22 +91,18 @@ def test_a_batch_is_each_alone(bundle):
         assert np.array_equal(found, resident.forward(resident.open(), text, wanted=len(text)))
 
 
-def test_what_is_read_is_what_the_policy_decides(olmoe):
+def test_a_replay_of_the_trace_counts_what_the_run_did(olmoe, exact, tmp_path):
     """A guess is a read that comes early, and never one that the policy knows of."""
-    runner = runner_of(olmoe, "70%")
-    experts, steps = runner.model.weights._experts, []
-    take = experts.cache.take
-    experts.cache.take = lambda layer, wanted: steps.append((layer, list(wanted))) or take(layer, wanted)
-    answered(runner)
-    sizes = WeightSizes.of_bundle(olmoe)
+    runner = runner_of(olmoe, "70%", trace_experts=tmp_path / "trace")
+    assert np.array_equal(answered(runner), exact)
+    sizes, trace = WeightSizes.of_bundle(olmoe), read_trace(tmp_path / "trace")
     plan = plan_memory(sizes, int(0.7 * sizes.total), flash_tables=True, beside=1 << 30)
-    alone = Slots(policy_of(DEFAULT, plan.experts.count), plan.experts.quota)
-    taken = [one for layer, wanted in steps for one in alone.take(layer, wanted)]
+    replayed, guessed = replay(trace, policy_of(DEFAULT, plan.experts.count), plan.experts.quota), guess_rates(trace)
     counts = runner.look().experts
-    assert (counts.used, counts.read) == (len(taken), sum(one.is_read for one in taken))
-    assert 0 < counts.right <= counts.fetched <= counts.named
-    assert 0 < counts.recalled <= min(counts.needed, counts.named) and counts - counts == ExpertCounts()
-    assert counts.facts["expert_hit_rate"] == 1 - counts.read / counts.used
+    assert (counts.used, counts.read) == (replayed.uses.used, replayed.uses.read)
+    assert (counts.named, counts.needed, counts.recalled) == (guessed.named, guessed.foretold, guessed.recalled)
+    assert 0 < counts.right <= counts.fetched <= replayed.fetched
+    assert counts.facts["expert_hit_rate"] == replayed.uses.hit_rate and counts - counts == ExpertCounts()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut"])

@@ -6,7 +6,7 @@ behind its reads.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -29,6 +29,31 @@ class Guesses:
     """Bytes that were read of the others."""
 
 
+LEAST_RIGHT = 0.3
+"""Of the guesses that are read, a smaller share keeps the disk from what is needed for longer than it saves."""
+_MEMORY = 0.95
+_TRY_AGAIN = 32
+"""A layer whose guesses are not worth it guesses once in so many steps, to see whether they are now."""
+
+
+class _Trust:
+    """Whether guesses for a layer are worth their reads, by what became of the last ones."""
+
+    def __init__(self) -> None:
+        self._read = self._right = 0.0  # older ones count less
+        self._asked = 0
+
+    def tell(self, right: int, wrong: int) -> None:
+        """So many guesses were right, and so many wrong."""
+        self._read = _MEMORY * self._read + right + wrong
+        self._right = _MEMORY * self._right + right
+
+    def ask(self) -> bool:
+        """Whether to guess now."""
+        self._asked += 1
+        return self._right + 1 >= LEAST_RIGHT * (self._read + 1) or self._asked % _TRY_AGAIN == 0
+
+
 class BlockCache(Generic[OpenedT]):
     """Experts in ``store``, of which ``slots`` says who stays and who leaves for whom.
 
@@ -43,6 +68,7 @@ class BlockCache(Generic[OpenedT]):
         self._slots = slots
         self._ahead = ahead
         self._under_way: int | None = None  # the layer of a step that has not ended
+        self._trust: dict[int, _Trust] = defaultdict(_Trust)  # by the layer
         self._fetched = self._right = 0
         self.uses = Uses()
         """What steps used, and what of it was not in memory by what the policy keeps; some of that was guessed."""
@@ -62,17 +88,21 @@ class BlockCache(Generic[OpenedT]):
         self.uses += uses_of(taken)
         step = _Step(self._store, layer, taken)
         self._right += step.right
+        self._trust[layer].tell(step.right, step.wrong)
         yield from step.run()
         self._under_way = None
 
     def guess(self, layer: int, experts: Sequence[int], most: int) -> None:
         """The next step of ``layer`` may need ``experts``, the first ones rather than the last.
 
-        Those that are not here, at ``most`` so many, are read when nothing else is.
+        Those that are not here, at ``most`` so many, are read when nothing else is, and only while enough guesses are right.
         """
         held = self._slots.held(layer)
-        for expert in experts:
-            if expert not in held and self._store.guesses < min(most, self._ahead):
+        missing = [expert for expert in experts if expert not in held]
+        if not missing or not self._trust[layer].ask():
+            return
+        for expert in missing:
+            if self._store.guesses < min(most, self._ahead):
                 self._fetched += self._store.guess(Key(layer, expert))
 
     def _end_last_step(self) -> None:
@@ -93,7 +123,7 @@ class _Step(Generic[OpenedT]):
         self._unused = {Key(layer, one.expert) for one in taken}
         self.right = sum(store.is_guess(key) for key in self._unused)
         """Guesses that were right."""
-        store.drop_guesses(self._unused)
+        self.wrong = store.drop_guesses(self._unused)
         keys = [(Key(layer, one.expert), None if one.leaves is None else Key(layer, one.leaves)) for one in taken]
         self._there = [key for key, _ in keys if key in store and not store.is_guess(key)]
         self._reads = [(key, leaves) for key, leaves in keys if key not in self._there]

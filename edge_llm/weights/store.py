@@ -68,6 +68,8 @@ class BlockStore(Generic[KeyT, OpenedT]):
         self._taken: dict[KeyT, _Slot] = {}
         self._start: Callable[[KeyT, Any, bool], Bringing[Any]] = start
         self._open: Callable[[KeyT, Any, Any], OpenedT] = open
+        self.guesses = 0
+        """Blocks that were guessed, and nobody has asked for since."""
         self.vain_bytes = 0
         """Bytes of guesses that were read and dropped."""
 
@@ -75,11 +77,6 @@ class BlockStore(Generic[KeyT, OpenedT]):
     def free(self) -> int:
         """Slots without a block."""
         return len(self._free)
-
-    @property
-    def guesses(self) -> int:
-        """Blocks that were guessed, and nobody has asked for since."""
-        return sum(slot.is_guess for slot in self._taken.values())
 
     def __contains__(self, key: KeyT) -> bool:
         """Whether ``key`` is here or on its way, needed or guessed."""
@@ -99,7 +96,7 @@ class BlockStore(Generic[KeyT, OpenedT]):
         if slot is None:
             self._begin(key, urgent=True)
         elif slot.is_guess:
-            slot.is_guess = False
+            self._end_guess(slot)
             if slot.bringing is not None:
                 slot.bringing.hurry()
 
@@ -108,6 +105,7 @@ class BlockStore(Generic[KeyT, OpenedT]):
         if key in self._taken or not self._free:
             return False
         self._begin(key, urgent=False).is_guess = True
+        self.guesses += 1
         return True
 
     def drop_guesses(self, wanted: Container[KeyT] = ()) -> int:
@@ -142,7 +140,8 @@ class BlockStore(Generic[KeyT, OpenedT]):
         """``key`` leaves its slot, wherever its read is; nothing happens when it is not here."""
         slot = self._taken.pop(key, None)
         if slot is not None:
-            slot.opened, slot.is_guess = None, False
+            self._end_guess(slot)
+            slot.opened = None
             self._free.append(slot)
 
     @property
@@ -157,6 +156,10 @@ class BlockStore(Generic[KeyT, OpenedT]):
         for slot in self._free:
             self._settle(slot)
         self._free = []
+
+    def _end_guess(self, slot: _Slot) -> None:
+        self.guesses -= slot.is_guess
+        slot.is_guess = False
 
     def _begin(self, key: KeyT, *, urgent: bool) -> _Slot:
         if not self._free:
