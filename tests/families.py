@@ -23,6 +23,15 @@ COMMON = {
 }  # fmt: skip
 WINDOW = {"sliding_window": 16}
 GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2, "logits_scaling": 8.0}
+_DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16, "full_attention_interval": 3, "num_hidden_layers": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+_MAMBA = GRANITE | {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2, "shared_intermediate_size": 80,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"], "num_hidden_layers": 4,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2",
@@ -113,6 +122,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 _MIXTURE = {"moe_intermediate_size": 64, "num_experts_per_tok": 3, "num_hidden_layers": 4}
+_SHARED = {"num_experts": 4, "shared_expert_intermediate_size": 48, "num_hidden_layers": 3}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", _MIXTURE | {"num_experts": 8}),
     "mixtral": ("Mixtral", _MIXTURE | {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -136,6 +146,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2_moe": ("Qwen2Moe", _MIXTURE | {"num_experts": 8, "shared_expert_intermediate_size": 80, "mlp_only_layers": [2]}),
     "granitemoe": ("GraniteMoe", _MIXTURE | GRANITE | {"num_local_experts": 6, "tie_word_embeddings": True}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", _MIXTURE | _DELTA | _SHARED),
+    "qwen3_next": ("Qwen3Next", _MIXTURE | _DELTA | _SHARED | {"mlp_only_layers": [1], "num_hidden_layers": 4}),
+    "granitemoehybrid, experts": (
+        "GraniteMoeHybrid",
+        _MIXTURE
+        | _MAMBA
+        | {"num_local_experts": 6, "position_embedding_type": "rope", "mamba_proj_bias": True, "mamba_conv_bias": False},
+    ),
 }  # fmt: skip
 """Families with experts."""
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -145,6 +163,10 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"], "conv_bias": True,
             "norm_eps": 1e-5, "block_multiple_of": 32,
         },
+    ),
+    "qwen3_5_text": ("Qwen3_5Text", _DELTA),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid", _MAMBA | {"num_local_experts": 0, "time_step_limit": [0.05, 2.0], "tie_word_embeddings": True},
     ),
 }  # fmt: skip
 """Families with layers that keep a fixed shape of a sequence."""
@@ -160,6 +182,8 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 16, "rope_parameters": {**_SECTIONS, "mrope_interleaved": True}},
         _IMAGES | {"deepstack_visual_indexes": [0]},
     ),
+    "qwen3_5": ("Qwen3_5", _DELTA, _IMAGES),
+    "qwen3_5_moe": ("Qwen3_5Moe", MIXTURES["qwen3_5_moe_text"][1], _IMAGES),
     "mistral3": (
         "Mistral3",
         {**FAMILIES["ministral3"][1], "model_type": "ministral3"},
@@ -177,7 +201,7 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """Checkpoints that see images: settings of the text model, and of what sees."""
-EVERY = [*FAMILIES, *SEEING]
+EVERY = [*FAMILIES, *(name for name in SEEING if not name.startswith("qwen3_5"))]
 
 
 def family_folder(folder: Path, name: str) -> tuple[Path, Any]:

@@ -41,6 +41,9 @@ SAME = [
     ("llama, yarn", {"rope_parameters": ..., "rope_scaling": {**YARN, "factor": 2}}),
     ("llama, yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "attention_factor": 1.3}}),
     ("llama, yarn", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    ("qwen3_5_text", {"rope_parameters": ...}),
+    ("granitemoehybrid", {"time_step_limit": ...}),
+    ("granitemoehybrid", {"layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_d_head": "auto"}),
 ]  # fmt: skip
 
 
@@ -98,6 +101,17 @@ def test_yarn_reaches_as_far_as_it_stretches(folders):
         *(("phi3", {"rope_parameters": {"rope_type": odd, "rope_theta": 1e4}}, UnsupportedModel, "type") for odd in ([], {})),
         ("granite", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}}, InvalidModel, "yarn"),
         ("granite", {"rope_parameters": {"rope_type": "default", "rope_theta": 3e4}, "rope_theta": 1e4}, InvalidModel, "two"),
+        ("qwen3_5_text", {"linear_value_head_dim": 24}, UnsupportedModel, "multiples of 16"),
+        ("qwen3_5_text", {"linear_key_head_dim": 512}, InvalidModel, "linear_key_head_dim"),
+        ("qwen3_5_text", {"linear_num_value_heads": 3}, InvalidModel, "no multiple"),
+        ("qwen3_5_text", {"attn_output_gate": False}, UnsupportedModel, "attn_output_gate"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"] * 4}, UnsupportedModel, "without `full_attention`"),
+        ("qwen3_5_text", {"layer_types": ["sliding_attention"] * 4}, UnsupportedModel, "layer type"),
+        *(("qwen3_5_text", {"layer_types": odd}, InvalidModel, "layer_types") for odd in (["full_attention"], "all", [1] * 4)),
+        ("granitemoehybrid", {"mamba_n_heads": 3}, InvalidModel, "mamba_n_heads"),
+        ("granitemoehybrid", {"mamba_n_heads": 16, "mamba_d_head": 8}, UnsupportedModel, "mamba_d_head"),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, UnsupportedModel, "position_embedding_type"),
+        *(("granitemoehybrid", {"time_step_limit": odd}, InvalidModel, "step_limit") for odd in ([2, 1], [1], "x", [{}, 1])),
     ],
     ids=str,
 )  # fmt: skip

@@ -296,6 +296,23 @@ def test_experts_in_mxfp4_are_the_floats_that_they_stand_for(tmp_path):
         assert "quantization_config" not in json.loads(opened.read_file("config.json"))
 
 
+def test_stacks_of_experts_with_their_rows_first_are_the_same_model(tmp_path):
+    """As Qwen3.5's are published: gate and up of all experts in one tensor."""
+    folder, model = family_folder(tmp_path / "apart", "qwen3_5_moe_text")
+    apart = load_file(folder / "model.safetensors")
+    mixtures = {name.split(".experts.")[0] for name in apart if ".experts." in name}
+    tensors = {name: values for name, values in apart.items() if ".experts." not in name}
+    for mixture in mixtures:
+        gate, up, down = (
+            np.stack([apart[f"{mixture}.experts.{expert}.{name}_proj.weight"] for expert in range(4)])
+            for name in ("gate", "up", "down")
+        )
+        tensors[f"{mixture}.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        tensors[f"{mixture}.experts.down_proj"] = down
+    save_file(tensors, folder / "model.safetensors")
+    assert_float_path(folder, logits_of(model, TOKENS), TOKENS)
+
+
 @only(["olmoe"])
 def test_work_is_that_of_the_experts_that_rows_need(bundle):
     runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128), 100)

@@ -255,7 +255,7 @@ def _run_panels(kind: BlockKind, columns: int) -> int:
 
 def _numbers(rows: SourceRows) -> np.ndarray:
     """The rows of the source's module, in the order that they have here: int64 [count]."""
-    found = rows.first + rows.step * np.arange(rows.count)
+    found = rows.numbers()
     if not rows.pairs:
         return found
     heads = found.reshape(-1, rows.head)

@@ -37,6 +37,10 @@ _STACKS = {f"{name}.weight": f"{name}.{{}}.weight" for name in ("input_linear", 
     for end, one in (("", TURNED_OVER), ("_bias", "bias"), ("_blocks", "weight_blocks"), ("_scales", "weight_scales"))
 }
 """Tensors of all experts of a layer, and what that of one expert is called."""
+_ROWS_FIRST = {"qwen3_5_moe", "qwen3_5_moe_text"}
+"""Model types whose stacks are not turned over."""
+FUSED = "experts_fused"
+"""What the settings say where gate and up of an expert are one matrix, which no config.json says."""
 
 
 class SourceFolder:
@@ -52,6 +56,8 @@ class SourceFolder:
         settings = text_settings(config)
         self._where = _named(folder, shards, settings is not None)
         self.config = config if settings is None else tied_as(settings, config, self._where)
+        if any(".experts.gate_up_proj.0." in name for name in self._where):
+            self.config = self.config | {FUSED: True}
         self.is_part = settings is not None
         """Whether it is the text part of more."""
 
@@ -153,7 +159,10 @@ def open_model_folder(folder: Path, weights: str = MODEL) -> SourceFolder:
 
 def _folder(folder: Path, config: dict[str, Any], shards: list[SafetensorsFile]) -> SourceFolder:
     try:
-        return SourceFolder(folder, config, [shard.apart(_STACKS) for shard in shards])
+        stacks = _STACKS
+        if config.get("model_type") in _ROWS_FIRST:
+            stacks = {name: one.replace(TURNED_OVER, "weight") for name, one in stacks.items()}
+        return SourceFolder(folder, config, [shard.apart(stacks) for shard in shards])
     except BaseException:
         for shard in shards:
             shard.close()

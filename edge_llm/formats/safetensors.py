@@ -77,7 +77,8 @@ class SafetensorsFile:
         for name, info in self.tensors.items():
             words = name.split(".")
             own = stacks.get(".".join(words[-2:]))
-            if own is None or len(info.shape) < 2 or not 1 <= info.shape[0] <= MAX_STACK:
+            least = 2 if own is not None and own.endswith("bias") else 3
+            if own is None or len(info.shape) < least or not 1 <= info.shape[0] <= MAX_STACK:
                 found[name] = info
                 continue
             each = info.nbytes // info.shape[0]

@@ -22,15 +22,9 @@ from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
 _SHARED = {
-    "blocks", "encoder", "fields", "head", "layer", "llama_like", "mixtures", "weights", "reference", "reading", "rope",
-    "text_part",
+    "blocks", "encoder", "fields", "gated_delta_layers", "head", "layer", "llama_like", "mixtures", "weights", "reference",
+    "reading", "rope", "text_part",
 }  # fmt: skip
-_DELTA = "three of four layers are gated delta layers, which do not run here yet; import a Qwen3 instead, `{instead}`"
-_NOT_YET = {
-    "qwen3_5": "Qwen/Qwen3-4B", "qwen3_5_text": "Qwen/Qwen3-4B", "qwen3_5_moe": "Qwen/Qwen3-8B",
-    "qwen3_5_moe_text": "Qwen/Qwen3-8B", "qwen3_next": "Qwen/Qwen3-8B",
-}  # fmt: skip
-"""Model types with `_DELTA`, and what to import instead."""
 
 
 class Family(Protocol):
@@ -76,8 +70,6 @@ def _described(config: ModelConfig) -> Decoder:
 
 def _family(name: str) -> Family:
     name = name.replace("-", "_")
-    if name in _NOT_YET and name not in _ADDED:
-        raise UnsupportedModel(f"the architecture `{name}` does not run here: {_DELTA.format(instead=_NOT_YET[name])}")
     if name not in families():
         raise UnsupportedModel(f"the architecture `{shown(name)}` does not run here; these do: {_runnable()}")
     return _ADDED.get(name) or cast(Family, importlib.import_module(f"{__name__}.{name}"))

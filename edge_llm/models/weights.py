@@ -149,7 +149,8 @@ def _rows(source: WeightSource, prefix: str, part: SourceRows, kind: str) -> np.
 
 def arranged(values: np.ndarray, part: SourceRows) -> np.ndarray:
     """The rows of ``part`` among the ``values`` [rows, ...] of its module, in the order that a linear has them."""
-    values = values[part.first :: part.step][: part.count] if part.module_rows else values
+    if part.module_rows:
+        values = values[part.numbers()] if part.run > 1 else values[part.first :: part.step][: part.count]
     if not part.pairs:
         return values
     heads = values.reshape(-1, part.head, *values.shape[1:])

@@ -48,13 +48,20 @@ class SourceRows:
     module_rows: int = 0
     """All rows of the module; 0: these are all."""
     step: int = 1
-    """Rows of the module from one of these to the next."""
+    """Rows of the module from one of these to the next, or from one run of them to the next."""
     factor: float = 1.0
     """What they are multiplied with, in float32."""
     head: int = 0
     """Rows of a head of queries or keys, if its ``pairs`` lie otherwise in the source; 0: all rows stay in their order."""
     pairs: int = 0
     """Of the first so many rows of a head neighbours are a rotation pair; here the pair's rows are half of them apart."""
+    run: int = 1
+    """Neighbouring rows of the module that are taken together, such as the queries of a head that has other rows too."""
+
+    def numbers(self) -> np.ndarray:
+        """Those of the module's rows that these are, in the module's order: int64 [count]."""
+        rows = np.arange(self.count)
+        return self.first + self.step * (rows // self.run) + rows % self.run
 
 
 class Cut(NamedTuple):
