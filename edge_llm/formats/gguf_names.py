@@ -35,15 +35,24 @@ EXPERTS = {
 _NORMS_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"} | _NORMS_BEHIND
 _MIXTRAL = "block_sparse_moe"
+_DELTA = "linear_attn"
+_QWEN35 = {
+    "post_attention_norm": "post_attention_layernorm", FUSED: f"{_DELTA}.in_proj_qkv", "attn_gate": f"{_DELTA}.in_proj_z",
+    "ssm_beta": f"{_DELTA}.in_proj_b", "ssm_alpha": f"{_DELTA}.in_proj_a", "ssm_conv1d": f"{_DELTA}.conv1d",
+    "ssm_dt": f"{_DELTA}.dt_bias", "ssm_a": f"{_DELTA}.A_log", "ssm_norm": f"{_DELTA}.norm", "ssm_out": f"{_DELTA}.out_proj",
+}  # fmt: skip
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+}
 _OTHERS = {
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35 | _SHARED,
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks",
     },
     "granitemoe": {"ffn_gate_inp": f"{_MIXTRAL}.router.layer"},
-    "qwen2moe": {
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
-    },
+    "qwen2moe": _SHARED,
     "glm4moe": {
         "post_attention_norm": "post_attention_layernorm", "exp_probs_b": "mlp.gate.e_score_correction_bias",
         **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
@@ -68,12 +77,18 @@ _OTHERS = {
 """By architecture: parts of a layer that are called differently, or are one tensor in both."""
 ROWS = ("shared_expert_gate",)
 """Ends of the names of modules whose matrix of one row is a vector in files."""
-BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
+BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias", f"{_DELTA}.dt_bias", f"{_DELTA}.A_log")
 """Hugging Face's names that are whole, without weight or bias behind them."""
 TURNED_IN_PAIRS = frozenset(("llama", "granite", "granitemoe", "mistral3", "smollm3"))
 """Architectures whose rows of queries and keys are reordered, from halves of a head to neighbouring pairs."""
-NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3"))
+NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe"))
 """Architectures whose norms are stored as 1 + w."""
+PLAIN_NORM = f"{_DELTA}.norm.weight"
+"""The end of the name of a norm that is not, in any of them."""
+FADE = f"{_DELTA}.A_log"
+"""The end of the name of a vector x that files have as -exp(x)."""
+TAPS = f"{_DELTA}.conv1d.weight"
+"""The end of the name of a matrix [channels, taps] that has an axis more, of one, between them."""
 
 
 def layer_names(architecture: str) -> dict[str, str]:

@@ -88,6 +88,7 @@ def _delta(fields: Fields, shape: Shape, by_key_head: bool) -> tuple[Operation, 
         fade=Gain("fade", f"{_DELTA}.A_log", heads),
         step_bias=Gain("step_bias", f"{_DELTA}.dt_bias", heads),
         norm=gain("mixer_norm", f"{_DELTA}.norm", value_dim),
+        tiled=fields.flag("value_heads_tiled", False),
     )  # fmt: skip
     rows = SourceRows(f"{_DELTA}.out_proj", shape.hidden)
     return (

@@ -81,6 +81,8 @@ class Recurrent(Operation):
     least_step: float = 0.0
     most_step: float = 0.0
     """0: steps have no bound."""
+    tiled: bool = False
+    """Whether a head of queries and keys is for every ``groups``-th head of values, not for neighbours: llama.cpp's order."""
 
     def __post_init__(self) -> None:
         sizes = f"{self.heads} heads, {self.groups} key heads of {self.key_dim} channels and values of {self.value_dim}"
@@ -177,6 +179,11 @@ class Recurrent(Operation):
         """Queries or keys [T, groups * key_dim] by heads: a view [T, groups, key_dim]."""
         return columns.reshape(len(columns), self.groups, self.key_dim)
 
+    def for_heads(self, keys: np.ndarray) -> np.ndarray:
+        """Queries or keys [T, groups, key_dim], one for each head of values: [T, heads, key_dim]."""
+        served = self.heads // self.groups
+        return np.tile(keys, (1, served, 1)) if self.tiled else np.repeat(keys, served, axis=1)
+
     def of_values(self, columns: np.ndarray) -> np.ndarray:
         """Values [T, heads * value_dim] by heads: a view [T, heads, value_dim]."""
         return columns.reshape(len(columns), self.heads, self.value_dim)
@@ -202,7 +209,9 @@ class Recurrent(Operation):
         decay, strength = recurrent.rates(
             mixed[:, at.steps], constants.step_bias, constants.rate, write, pool, low=self.least_step, high=self.longest_step
         )
-        q, k = self.of_keys(convolved[:, at.q]), self.of_keys(convolved[:, at.k])
+        q, k = (self.of_keys(convolved[:, one]) for one in (at.q, at.k))
+        if self.tiled:
+            q, k = self.for_heads(q), self.for_heads(k)
         recurrent.recurrence(
             q, k, self.of_values(convolved[:, at.v]), decay, strength, constants.skip, states, runs, pool,
             corrects=self.CORRECTS, out=self.of_values(out),

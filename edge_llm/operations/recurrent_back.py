@@ -68,7 +68,7 @@ class _Mixer(Protocol):
     @property
     def groups(self) -> int: ...
     @property
-    def heads(self) -> int: ...
+    def tiled(self) -> bool: ...
     @property
     def eps(self) -> float: ...
     @property
@@ -77,6 +77,7 @@ class _Mixer(Protocol):
     def longest_step(self) -> float: ...
     def of_keys(self, columns: np.ndarray) -> np.ndarray: ...
     def of_values(self, columns: np.ndarray) -> np.ndarray: ...
+    def for_heads(self, keys: np.ndarray) -> np.ndarray: ...
     def lengths(self) -> tuple[tuple[slice, np.ndarray, float], ...]: ...
 
 
@@ -103,8 +104,7 @@ def way_back(mixer: _Mixer, mixed: np.ndarray, constants: _Constants, out: np.nd
     steps, write = mixed[:, at.steps], None if at.write is None else mixed[:, at.write]
     bounds = {"low": mixer.least_step, "high": mixer.longest_step}
     decay, strength = recurrent.rates(steps, constants.step_bias, constants.rate, write, ThreadPool(1), **bounds)
-    served = mixer.heads // mixer.groups
-    q, k = (np.repeat(mixer.of_keys(units[:, one]), served, axis=1) for one in (at.q, at.k))
+    q, k = (mixer.for_heads(mixer.of_keys(units[:, one])) for one in (at.q, at.k))
     scan = Scan(q, k, mixer.of_values(units[:, at.v]), decay, strength, constants.skip, mixer.CORRECTS)
 
     def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -119,7 +119,7 @@ def way_back(mixer: _Mixer, mixed: np.ndarray, constants: _Constants, out: np.nd
             found[:, at.write] = felt.strength * strength * (1 - strength)
         at_units = np.zeros_like(units)
         for columns, one in ((at.q, felt.q), (at.k, felt.k)):
-            at_units[:, columns] = one.reshape(len(one), mixer.groups, served, -1).sum(axis=2).reshape(len(one), -1)
+            at_units[:, columns] = _of_served(mixer, one)
         at_units[:, at.v] = felt.v.reshape(len(mixed), -1)
         for columns, gain, eps in mixer.lengths():
             heads, felt_heads = mixer.of_keys(activated[:, columns]), mixer.of_keys(at_units[:, columns])
@@ -128,6 +128,12 @@ def way_back(mixer: _Mixer, mixed: np.ndarray, constants: _Constants, out: np.nd
         return [(mixer.reads, found)]
 
     return out, back
+
+
+def _of_served(mixer: _Mixer, felt: np.ndarray) -> np.ndarray:
+    """The sum of what each head of queries or keys feels in the heads that it serves: [T, H, K] -> [T, groups * K]."""
+    order, axis = ((-1, mixer.groups), 1) if mixer.tiled else ((mixer.groups, -1), 2)
+    return np.asarray(felt.reshape(len(felt), *order, felt.shape[2]).sum(axis=axis).reshape(len(felt), -1))
 
 
 def _convolved(x: np.ndarray, constants: _Constants) -> np.ndarray:

@@ -46,6 +46,23 @@ def _qwen3(model: GgufModel, name: str) -> dict[str, Any]:
     return _qwen2(model, name) | {"attention_bias": _has_bias(model, _QKV + _OUTPUT)}
 
 
+def _qwen35(model: GgufModel, name: str) -> dict[str, Any]:
+    """Heads of values are not beside those that have the same key head, but as many apart as there are key heads."""
+    heads, inner = model.integer(f"{name}.ssm.time_step_rank", 1, 4096), model.integer(f"{name}.ssm.inner_size", 1, 1 << 20)
+    if inner % heads:
+        raise InvalidModel(f"{model.where}: `{name}.ssm.inner_size` is `{inner}`, no multiple of {heads} heads")
+    recurrent = [model.has_tensor(f"blk.{index}.ssm_conv1d.weight") for index in range(layers_of(model, name))]
+    return _decoder(model, name, part=True) | {
+        "attention_bias": False,
+        "layer_types": ["linear_attention" if one else "full_attention" for one in recurrent],
+        "linear_num_value_heads": heads, "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": model.integer(f"{name}.ssm.group_count", 1, 4096),
+        "linear_key_head_dim": model.integer(f"{name}.ssm.state_size", 1, 1 << 16),
+        "linear_conv_kernel_dim": model.integer(f"{name}.ssm.conv_kernel", 1, 64),
+        "value_heads_tiled": True,
+    }  # fmt: skip
+
+
 def _experts(model: GgufModel, name: str) -> dict[str, Any]:
     """How many experts a layer has, and a token goes to."""
     count = model.integer(f"{name}.expert_count", 1, MAX_EXPERTS)
@@ -70,9 +87,17 @@ def _qwen3moe(model: GgufModel, name: str) -> dict[str, Any]:
 
 
 def _qwen2moe(model: GgufModel, name: str) -> dict[str, Any]:
+    return _qwen2(model, name) | _beside_shared(model, name) | {"norm_topk_prob": False}
+
+
+def _qwen35moe(model: GgufModel, name: str) -> dict[str, Any]:
+    return _qwen35(model, name) | _beside_shared(model, name)
+
+
+def _beside_shared(model: GgufModel, name: str) -> dict[str, Any]:
+    """Small experts beside a shared one."""
     shared = model.integer(f"{name}.expert_shared_feed_forward_length", 1, 1 << 20)
-    own = {"shared_expert_intermediate_size": shared, "norm_topk_prob": False}
-    return _qwen2(model, name) | _small_experts(model, name) | own
+    return _small_experts(model, name) | {"shared_expert_intermediate_size": shared}
 
 
 def _granitemoe(model: GgufModel, name: str) -> dict[str, Any]:
@@ -227,6 +252,8 @@ ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _llama, ("mistral", "mixtral")),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _qwen2),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _qwen3),
+    "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen35),
+    "qwen35moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen35moe),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _phi3),
@@ -247,7 +274,7 @@ ARCHITECTURES = {
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3),
 }
 """By the name of `general.architecture`."""
-WITH_EXPERTS = frozenset(("glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe"))
+WITH_EXPERTS = frozenset(("glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe"))
 """Architectures of which mixtures run."""
 ARCHITECTURE_OF = {kind: name for name, one in ARCHITECTURES.items() for kind in (one.model_type, *one.others)}
 """By model type."""
@@ -289,7 +316,7 @@ def _decoder(model: GgufModel, name: str, *, norm: str = "layer_norm_rms", part:
         "architectures": [ARCHITECTURES[name].model_class],
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": model.integer(f"{name}.feed_forward_length", 1, 1 << 20),
+        "intermediate_size": model.integer(f"{name}.feed_forward_length", 1, 1 << 20, *_of_experts(model, name)),
         "num_hidden_layers": layers_of(model, name),
         "num_attention_heads": heads,
         "num_key_value_heads": model.integer(f"{name}.attention.head_count_kv", 1, 4096, heads),
@@ -304,6 +331,12 @@ def _decoder(model: GgufModel, name: str, *, norm: str = "layer_norm_rms", part:
         settings["partial_rotary_factor"] = _share(turned, head)
     scaling = scaling_of(model, name, context) or llama3_scaling(model, theta, turned)
     return settings if scaling is None else settings | {"rope_scaling": scaling}
+
+
+def _of_experts(model: GgufModel, name: str) -> tuple[int, ...]:
+    """The width of an expert, which files of models without any other say alone."""
+    width = model.integer(f"{name}.expert_feed_forward_length", 0, 1 << 20, 0)
+    return (width,) if width else ()
 
 
 def layers_of(model: GgufModel, name: str) -> int:

@@ -13,17 +13,21 @@ from edge_llm.formats.gguf_blocks import TYPES, BlockType
 from edge_llm.formats.gguf_names import (
     BARE,
     EXPERTS,
+    FADE,
     FREQUENCIES,
     FUSED,
     LONG_FACTORS,
     NORMS_PLUS_ONE,
     PARTS_OF_FUSED,
+    PLAIN_NORM,
     ROWS,
     SHORT_FACTORS,
+    TAPS,
     TURNED_IN_PAIRS,
     WHOLE,
     layer_names,
 )
+from edge_llm.kernels.floats import log64
 from edge_llm.models.layer import Decoder
 
 _ROTATION = (FREQUENCIES, LONG_FACTORS, SHORT_FACTORS)
@@ -73,7 +77,8 @@ class GgufTensors:
         if name in self._zeros:
             return (self._zeros[name],)
         part = self._parts.get(name, _Part(name))
-        return part.shape(self._model.tensor(part.tensor).shape)
+        shape = part.shape(self._model.tensor(part.tensor).shape)
+        return (shape[0], 1, *shape[1:]) if name.endswith(TAPS) else shape
 
     def read(self, name: str) -> np.ndarray:
         """`GgufModel.read` of the tensor ``name``."""
@@ -81,8 +86,10 @@ class GgufTensors:
             return np.zeros(self._zeros[name], np.float32)
         part = self._parts.get(name, _Part(name))
         values = self._model.read(part.tensor, part.rows).reshape(self.shape(name))
-        if self._architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+        if self._architecture in NORMS_PLUS_ONE and name.endswith("norm.weight") and not name.endswith(PLAIN_NORM):
             values -= np.float32(1)
+        if name.endswith(FADE):
+            return self._logarithms(name, -values)
         heads = self._heads_in_pairs(name)
         return values if heads is None else _halves(values, heads)
 
@@ -109,6 +116,11 @@ class GgufTensors:
         heads = {"q_proj": self._attention.heads, "k_proj": self._attention.kv_heads}.get(name.split(".")[-2])
         return heads if self._architecture in TURNED_IN_PAIRS else None
 
+    def _logarithms(self, name: str, values: np.ndarray) -> np.ndarray:
+        if not (values > 0).all():
+            raise InvalidModel(f"{self._model.where}: `{shown(name)}` has no logarithm; convert the model again")
+        return log64(values).astype(np.float32)
+
     def _add(self, own: str) -> None:
         for name, part in self._found(own):
             if (other := self._parts.setdefault(name, part)) != part:
@@ -123,6 +135,8 @@ class GgufTensors:
         if stem in WHOLE:
             return [(f"{WHOLE[stem]}.{suffix}", _Part(own))]
         words = stem.split(".")
+        if suffix in self._layer_names and len(words) == 2:  # a vector without weight or bias behind its name
+            words, suffix = [*words, suffix], ""
         if len(words) < 3 or words[0] != "blk" or not words[1].isdecimal():
             return [(own, _Part(own))]
         if int(words[1]) in self._behind:  # which predict further tokens
