@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 
 import numpy as np
 import pytest
 from families import family_folder
 from model_files import VOCAB_SIZE
+from serving import client_of, hosted
 
-from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.cli.main import run
+from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.engine import collect
-from edge_llm.errors import CorruptBundle, EdgeLLMError, StorageError, UsageError
+from edge_llm.engine.inside import look
+from edge_llm.errors import CorruptBundle, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.load import load_engine
 from edge_llm.opening.runner import load_runner
@@ -144,25 +148,39 @@ def test_a_disk_that_fails_now_and_then_ends_requests_and_never_changes_one(olmo
     assert 0 < failed < 12
 
 
-def test_the_engine_lives_when_an_expert_is_damaged(olmoe):
+def test_a_server_lives_when_an_expert_is_damaged_and_says_how_it_goes(olmoe):
+    """`/metrics` has how many experts were in memory and how many were guessed."""
     engine = load_engine(olmoe.folder, RuntimeConfig(threads=2, context=128, memory=str(least_memory(olmoe)), draft="none"))
-
-    def ask():
-        request = engine.text_request("Once", GenerationParams(max_tokens=8, ignore_eos=True))
-        return collect(engine.stream(request)).tokens
-
-    expected, path = ask(), olmoe.folder / "weights.bin"
+    body = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    path = olmoe.folder / "weights.bin"
     whole = path.read_bytes()
     data = bytearray(whole)
     for name, unit in olmoe.units.items():
         if name.startswith("layers.3."):
             data[unit.offset + 100] ^= 1
-    try:
-        with path.open("r+b") as file:
-            file.write(data)
-        with pytest.raises(EdgeLLMError, match=r"layers\.3\.experts"):
-            ask()
-    finally:
-        with path.open("r+b") as file:
-            file.write(whole)
-    assert engine.batcher.running == engine.batcher.waiting == 0 and ask() == expected
+    with client_of(hosted(engine=engine)) as client:
+        expected = client.post("/v1/completions", json=body).json()["choices"]
+        try:
+            with path.open("r+b") as file:
+                file.write(data)
+            refused = client.post("/v1/completions", json=body)
+        finally:
+            with path.open("r+b") as file:
+                file.write(whole)
+        assert refused.status_code >= 500 and "weights.bin" in refused.text
+        assert client.post("/v1/completions", json=body).json()["choices"] == expected
+        lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[:1] != "#")
+    rates = [float(value) for name, value in lines.items() if "expert_hit_rate" in name or "expert_guess_rate" in name]
+    assert len(rates) == 2 and all(0 <= rate <= 1 for rate in rates)
+    assert look(engine).experts.facts["expert_hit_rate"] == pytest.approx(rates[0], abs=1e-4)
+
+
+def test_run_and_plan_say_what_experts_do(olmoe, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    memory = ("--memory", str(least_memory(olmoe)), "--threads", "1")
+    assert run(["plan", str(olmoe.folder), "--json", *memory]) == 0
+    planned = json.loads(capsys.readouterr().out)["experts"]
+    assert planned["quota"] == 1 and planned["count"] == 8 and planned["slots"] == 4 * planned["quota"] + planned["ahead"]
+    assert run(["run", str(olmoe.folder), "Once", "-n", "4", "--raw", "--json", *memory]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["expert_used"] >= said["expert_read"] > 0 and said["flash_bytes_per_token"] > 0
