@@ -134,7 +134,8 @@ class RuntimeConfig:
     prefix_cache: str | None = None
     """Most disk space for keys and values that are kept for the next start, such as `1GiB`, over all models; None or 0: off."""
     draft: str = "lookup"
-    """Who guesses tokens ahead: `lookup` (the text before), `none`, or a model of the same tokenizer."""
+    """Who guesses tokens ahead: `lookup` (the text before), `none`, `self:6` (the model's own first 6 layers), or a model of
+    the same tokenizer."""
     policy: str = "auto"
     """Order of prefill tasks: a name of `edge_llm.runner.order`, or auto for the best known for the lanes."""
     float_path: bool = False

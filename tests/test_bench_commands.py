@@ -106,7 +106,7 @@ def test_the_new_spelling_exists(flag):
         ("lanes", "--peer"), ("lanes", "-n"), ("lanes", "--float"), ("lanes", "--concurrency"), ("lanes", "--simulate"),
         ("simulate", "-t"), ("simulate", "--peer"), ("simulate", "--policy"), ("simulate", "--device"),
         ("load", "-d"), ("load", "--save"), ("load", "--gantt"), ("load", "--draft"),
-        ("speculation", "-p"), ("speculation", "--roof"), ("speculation", "--draft"),
+        ("speculation", "-p"), ("speculation", "--roof"),
         ("sampling", "-d"), ("sampling", "--batch-window"), ("sampling", "--output-err"),
     ],
 )  # fmt: skip

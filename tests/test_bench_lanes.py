@@ -103,6 +103,9 @@ def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
         (("load", "-p", "8,16"), "'8,16' is not a valid integer"),
         (("speculation", "-t", "1,2"), "'1,2' is not a valid integer"),
         (("speculation", "--ctx", "16"), "--ctx `16` is too small for answers of"),
+        (("speculation", "--draft", "none"), "--draft none guesses nothing; name lookup, self:N or a MODEL"),
+        (("speculation", "--draft", "self:0"), "--draft `self:0` names no number of layers"),
+        (("speculation", "--synthetic", "llama-1.1b", "--draft", "builtin"), "has no draft model; try self:N"),
         (("--ttft", "--memory", "60%"), "--ttft is of a process with all weights"),
         (("--memory", "60%", "--float"), "--memory has no meaning with --float"),
         (("--device", "emulated:310p", "--float"), "--float runs on the host only"),
@@ -166,11 +169,25 @@ def test_a_server_that_ends_early_is_an_error():
 
 
 def test_speculation_guesses_right_on_copies_only(bench):
-    code, out, err = bench("speculation", "-r", 1, "-o", "json")
+    code, out, err = bench("speculation", "-r", 1, "-n", 16, "-o", "json")
     assert code == 0, err
-    copied, new = json.loads(out)
-    assert (copied["text"], new["text"]) == ("rewritten", "new")
+    copied, new, asked = json.loads(out)
+    assert (copied["text"], new["text"], asked["text"]) == ("rewritten", "new", "questions")
     assert copied["accepted_share"] > 0.5 > new["accepted_share"]
+    assert copied["tokens_per_sweep"] > 2 and new["tokens_per_sweep"] >= 1
+
+
+def test_speculation_says_from_which_share_of_right_guesses_a_drafter_pays(bench):
+    for draft, right in (("self:5", 1), ("builtin", 1), ("self:1", 0)):
+        code, out, err = bench("speculation", "-r", 1, "-n", 24, "-t", 1, "--draft", draft, "--json")
+        assert code == 0, err
+        (row,) = json.loads(out)
+        assert (row["text"], row["draft"]) == ("questions", draft)
+        assert row["accepted_share"] > 0.8 if right else row["accepted_share"] < 0.8
+        assert row["tokens_per_sweep"] > (1.5 if right else 1)
+        assert row["pays_from"] is None or 0 <= row["pays_from"] <= 1
+    code, out, err = bench("speculation", "-r", 1, "-n", 8, "-t", 1, "--draft", "self:2", "--memory", "85%")
+    assert code == 0 and "| tokens per sweep |" in out and "x |" in out, err
 
 
 def test_sampling_says_what_every_way_to_choose_adds(bench):

@@ -68,7 +68,7 @@ def test_names_of_models(verb):
     brought = [name.replace(":", "-") for name in short_names()] if verb in ("run", "chat", "serve") else []
     wanted = ["qwen-small", *(name for name in brought if name.startswith("qw"))]
     assert completed(f"edge-llm {verb} qw") == [f"plain,{name}" for name in wanted]
-    words = [f"plain,{word}" for word in ("lanes", "load", "sampling", "simulate", "speculation")]
+    words = [f"plain,{word}" for word in ("experts", "lanes", "load", "sampling", "simulate", "speculation")]
     assert [line for line in completed(f"edge-llm {verb} ") if line not in words] == ["plain,builtin", "plain,qwen-small"]
 
 

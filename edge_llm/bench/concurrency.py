@@ -88,14 +88,16 @@ class BorrowedTokenizer(Tokenizer):
         return super().token_text(self._checked(token) % self._backend.get_vocab_size())
 
 
-def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool) -> Engine:
+def load_for(
+    folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool, draft: str = "none"
+) -> Engine:
     """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer."""
     longest = max(load.prompt + load.generate for load in loads) + 1
     needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads) + longest + 16  # one is the runner's own
     if runtime.context is not None and runtime.context < longest:
         raise UsageError(f"--ctx `{runtime.context}` is too small for answers of {longest} tokens", param="context")
     parallel = min(max(load.streams for load in loads), MOST_PARALLEL)
-    runtime = replace(runtime, kv_tokens=needed, context=runtime.context or longest, draft="none", parallel=parallel)
+    runtime = replace(runtime, kv_tokens=needed, context=runtime.context or longest, draft=draft, parallel=parallel)
     if not synthetic:
         return load_engine(folder, runtime)
     with open_bundle(folder) as bundle, open_bundle(builtin_bundle()) as builtin:

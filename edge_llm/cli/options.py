@@ -13,6 +13,7 @@ from edge_llm.cli.here import known_here
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
 from edge_llm.config import ACTIVATIONS, AUTO, KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
 from edge_llm.decoding.defaults import with_overrides
+from edge_llm.decoding.draft import NO_MODELS, own_layers
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
@@ -117,8 +118,12 @@ _PLACE = (
     context_option,
     chunk_option,
 )
-_DRAFT = shared(
-    "--draft", type=MODEL, default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
+draft_option = shared(
+    "--draft",
+    type=MODEL,
+    default="lookup",
+    show_default=True,
+    help="Who guesses tokens ahead: lookup, none, a small MODEL, or self:N, the model's first N layers; where it pays.",
 )
 
 _GENERATION = (
@@ -150,7 +155,7 @@ MAX_GRAMMAR_BYTES = 4 << 20
 
 def runtime_options(command: Command) -> Command:
     """Add --threads --device --placement --kv --card-memory --cpus --numa --memory --ctx --chunk --draft --float."""
-    return add_options(command, threads_option, *_PLACE, _DRAFT, float_option)
+    return add_options(command, threads_option, *_PLACE, draft_option, float_option)
 
 
 def place_options(command: Command) -> Command:
@@ -211,8 +216,9 @@ def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
 
     What a verb has no option for is as `RuntimeConfig` has it.  Raises what `known_here` does for a draft model.
     """
-    if options.get("draft") not in (None, "lookup", "none"):
-        options["draft"] = known_here(options["draft"])
+    draft = options.get("draft")
+    if draft not in (None, *NO_MODELS) and own_layers(draft) is None:
+        options["draft"] = known_here(draft)
     return RuntimeConfig(**{name: options.pop(name) for name in _RUNTIME if name in options})
 
 
@@ -231,7 +237,14 @@ def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
 
 SHARED = click.command("defaults")(
     add_options(
-        lambda **_: None, threads_option, *_PLACE, _DRAFT, float_option, parallel_option, prefix_cache_option, *_GENERATION
+        lambda **_: None,
+        threads_option,
+        *_PLACE,
+        draft_option,
+        float_option,
+        parallel_option,
+        prefix_cache_option,
+        *_GENERATION,
     )
 )
 """No command, but the parameters that [defaults] may set: one of each name."""

@@ -8,7 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
+
+NO_MODELS = ("lookup", "none")
+"""What `--draft` may say that names no model."""
+OWN = "self"
+"""The model's own first layers guess, as many as stand behind it and a colon."""
+
 Drafter = Callable[[Sequence[int], int], list[int]]
+
+
+def own_layers(draft: str) -> int | None:
+    """How many of the model's own first layers guess ahead where `--draft` says ``draft``; None where others do, or nobody.
+
+    Raises `UsageError` for what looks like it and names no number of layers.
+    """
+    word, _, number = draft.partition(":")
+    if word.strip().lower() != OWN:
+        return None
+    if word == OWN and number.isascii() and number.isdigit() and len(number) <= 6 and int(number) > 0:
+        return int(number)
+    raise UsageError(
+        f"--draft `{shown(draft)}` names no number of layers; write self:6 for the first 6, or ./self for a folder of the name",
+        param="draft",
+    )
 
 
 def no_draft(tokens: Sequence[int], most: int) -> list[int]:

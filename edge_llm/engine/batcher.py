@@ -17,72 +17,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
+from edge_llm.engine.drafting import Drafting
 from edge_llm.engine.limits import Limits
 from edge_llm.engine.request import Delta
 from edge_llm.engine.runner_place import Replace, RunnerPlace, no_other
+from edge_llm.engine.work import Work
 from edge_llm.errors import DeviceLost, OutOfMemory
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Cancel, Cancelled, Memory, Runner, Segment, never
 
 log = logging.getLogger("edge_llm.engine")
-
-
-class Work(Protocol):
-    """What is computed for one caller: a `Generation` or an `Embedding`."""
-
-    sequence: Any
-    """Keys and values while it runs; None while it waits."""
-    finished: bool
-
-    @property
-    def background(self) -> bool:
-        """Whether it lets all others go first."""
-        ...
-
-    @property
-    def known(self) -> Sequence[int]:
-        """The tokens that it has so far."""
-        ...
-
-    @property
-    def cancelled(self) -> Callable[[], bool]:
-        """Whether nobody wants it any more."""
-        ...
-
-    @property
-    def decoding(self) -> bool:
-        """Whether the next step gives a token."""
-        ...
-
-    def start(self, memory: Memory[Any]) -> None:
-        """Take a sequence."""
-        ...
-
-    def segment(self, most: int) -> Segment[Any]:
-        """What to compute next: at most ``most`` tokens."""
-        ...
-
-    def take(self, rows: np.ndarray) -> Iterator[Delta]:
-        """What the rows that the last segment wanted say."""
-        ...
-
-    def remember(self, memory: Memory[Any]) -> None:
-        """Leave in ``memory`` what may help others; called after every `take`."""
-        ...
-
-    def end(self, reason: str) -> Delta:
-        """Its last delta."""
-        ...
-
-    def strand(self, error: OutOfMemory) -> Delta | OutOfMemory:
-        """Its end when there is not enough memory for it alone."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,9 +56,13 @@ Told = Generator[tuple[Work, Item], None, None]
 class Batcher:
     """Runs work on ``runner``, or on what ``replace`` gives for it, within ``limits``; called by one thread at a time."""
 
-    def __init__(self, runner: Runner[Any], limits: Limits, replace: Replace = no_other) -> None:
+    def __init__(
+        self, runner: Runner[Any], limits: Limits, replace: Replace = no_other, drafting: Drafting | None = None
+    ) -> None:
         self._place = RunnerPlace(runner, replace)
         self._limits = limits
+        self.drafting = drafting or Drafting()
+        """What guesses ahead for all answers of a step."""
         self._answers = _Line()
         self._background = _Line()
         self._ended: deque[tuple[Work, Item]] = deque()  # ends that the caller of `step` has not got yet
@@ -267,6 +222,7 @@ class Batcher:
 
     def _remove(self, work: Work) -> None:
         line = self._line(work)
+        self.drafting.forget(work)
         for works in (line.running, line.waiting):
             if work in works:
                 works.remove(work)
@@ -294,6 +250,7 @@ class Batcher:
         limits = self._limits
         answers = [work for work in self._answers.running if work.decoding]
         prompts = [work for work in self._answers.running if not work.decoding]
+        self.drafting.offer(answers)
         step: Step = []
         budget = limits.mixed_tokens if answers else limits.step_tokens
         for number, work in enumerate(answers):
@@ -345,18 +302,21 @@ class Batcher:
 
     def _run(self, step: Step, interrupted: Cancel) -> list[np.ndarray | Exception]:
         """The rows of every segment.  When the step fails, each runs alone, so that only those to blame get the error."""
+        segments, started = [segment for _, segment in step], perf_counter()
         try:
-            return [*self.runner.run([segment for _, segment in step], cancel=lambda: interrupted() or _unwanted(step))]
+            outcomes = [*self.runner.run(segments, cancel=lambda: interrupted() or _unwanted(step))]
+            self.drafting.ran(segments, perf_counter() - started)
+            return [*outcomes]
         except Cancelled:
             raise
         except Exception as error:
             if len(step) == 1 or isinstance(error, DeviceLost):
                 return [error] * len(step)
-        outcomes: list[np.ndarray | Exception] = []
-        for _, segment in step:
-            lost = outcomes and isinstance(outcomes[-1], DeviceLost)
-            outcomes.append(outcomes[-1] if lost else self._run_alone(segment))
-        return outcomes
+        alone: list[np.ndarray | Exception] = []
+        for segment in segments:
+            lost = alone and isinstance(alone[-1], DeviceLost)
+            alone.append(alone[-1] if lost else self._run_alone(segment))
+        return alone
 
     def _run_alone(self, segment: Segment[Any]) -> np.ndarray | Exception:
         """Never cancelled, because what was computed for the others before it would be lost."""

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edge_llm.engine.batcher import Batcher, Told, Work
+from edge_llm.engine.batcher import Batcher, Told
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.request import Delta
+from edge_llm.engine.work import Work
 from edge_llm.errors import Unavailable
 from edge_llm.interrupts import HeldInterrupt
 

@@ -98,6 +98,7 @@ class Embedding:
 
     background = True
     decoding = False
+    room = 0
 
     def __init__(
         self, tokens: Sequence[int], cancelled: Cancel = lambda: False, taking: Taking = VECTOR, second: int = 0
@@ -111,6 +112,9 @@ class Embedding:
         """float32 [size] once it is finished, of length 1 where it is not a score."""
         self._sum: np.ndarray | float = 0.0
         self._taking, self._second = taking, second
+
+    def offer(self, guesses: Sequence[int]) -> None:
+        """Nothing: all of its tokens are known."""
 
     def start(self, memory: Memory[Any]) -> None:
         """Begin in a sequence of ``memory``: an empty one where states are needed, which pages of earlier texts hold not."""

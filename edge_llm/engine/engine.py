@@ -14,6 +14,7 @@ from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.counters import Counters
 from edge_llm.engine.delta_stream import DeltaStream
+from edge_llm.engine.drafting import Drafting
 from edge_llm.engine.driver import Driver
 from edge_llm.engine.embedding import EmbeddingJob, text_tokens
 from edge_llm.engine.generation import Generation
@@ -54,6 +55,7 @@ class Engine:
         facts: ModelFacts | None = None,
         served: GenerationParams | None = None,
         head: Head | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -67,7 +69,7 @@ class Engine:
         self.counters = Counters()
         """Of all its answers."""
         self.facts = facts or ModelFacts()
-        self.batcher = Batcher(runner, limits or Limits(), replace_runner)
+        self.batcher = Batcher(runner, limits or Limits(), replace_runner, drafting)
         self.driver = Driver(self.batcher)
         self.head = head or Head(Reading(), {})
         """What stands behind the pooling of its states."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class Generation:
         self._counters = counters or Counters()
         self._load_ms = load_ms
         self._drafter = drafter
+        self._offered: list[int] = []
         self._guesses: list[int] = []
         self._trust = Trust()
         self._sampler = sampler or make_sampler(params, pool)
@@ -103,6 +104,15 @@ class Generation:
         """Whether all that is known but the last token has been computed: the next step gives a token."""
         return self.sequence is not None and self.sequence.length == len(self.known) - 1 and self.generated > 0
 
+    @property
+    def room(self) -> int:
+        """Guesses that the next step may check: the token behind the last of them is wanted too."""
+        return self.most_tokens - self.generated - 1 if self.decoding else 0
+
+    def offer(self, guesses: Sequence[int]) -> None:
+        """``guesses`` go before those of its own drafter in the next step."""
+        self._offered = [*guesses]
+
     def start(self, memory: Memory[Any]) -> None:
         """Run in a sequence of ``memory``, which may know a beginning of the text already."""
         self.sequence = memory.open(self.known) if self._scoring is None else memory.open()
@@ -122,9 +132,9 @@ class Generation:
         ahead = self.known[self.sequence.length : self.sequence.length + most]
         if self.sequence.length + len(ahead) < len(self.known):
             return Segment(self.sequence, ahead, 0)
-        room = min(most - len(ahead), self.most_tokens - self.generated - 1, self._trust.guesses)
-        if self.decoding and room > 0:
-            self._guesses = self._drafter(self.known, room)
+        room = min(most - len(ahead), self.room)
+        if room > 0:
+            self._guesses = self._offered[:room] or self._drafter(self.known, min(room, self._trust.guesses))
         return Segment(self.sequence, [*ahead, *self._guesses], 1 + len(self._guesses))
 
     def take(self, logits: np.ndarray) -> Iterator[Delta]:

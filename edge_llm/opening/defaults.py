@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import AUTO, DEFAULT_CONTEXT, DEFAULT_ENCODED, MOST_ENCODED, ModelConfig, RuntimeConfig
+from edge_llm.decoding.draft import own_layers
 from edge_llm.devices import check_device
 from edge_llm.errors import UsageError
 from edge_llm.models import describe
@@ -43,8 +44,9 @@ def fill_defaults(options: RuntimeConfig, config: ModelConfig, machine: Machine)
 
 
 def check_options(options: RuntimeConfig, machine: Machine) -> None:
-    """Raise `UsageError` for a policy, a device, CPUs or sizes with which no model can be opened on ``machine``."""
+    """Raise `UsageError` for a policy, a device, CPUs, sizes or a draft with which no model can be opened on ``machine``."""
     check_policy(options.policy)
+    own_layers(options.draft)
     _device(options, machine)
     on_chosen_cpus(machine, options.cpus, options.numa)
     check_sizes(options)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from edge_llm.config import ROW, RuntimeConfig
 from edge_llm.convert.in_memory import clear_memory
 from edge_llm.decoding.defaults import generation_defaults
+from edge_llm.decoding.draft import NO_MODELS, own_layers
+from edge_llm.engine.drafting import Drafting
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.errors import StorageError
@@ -25,7 +27,7 @@ from edge_llm.models.head import Head
 from edge_llm.models.reading import Reading
 from edge_llm.opening.begin import begin
 from edge_llm.opening.carry_out import open_runner, open_runners, run_on_host
-from edge_llm.opening.draft_model import make_drafter
+from edge_llm.opening.draft_model import answer_drafter, group_drafter
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.plan import Plan
 from edge_llm.opening.resolve import check_writes, resolve
@@ -65,7 +67,7 @@ def _clear_leftovers() -> None:
 
 def _draft_bundle(name: str) -> Bundle | None:
     """The model ``name`` that guesses ahead; None where no model does."""
-    return None if name in ("lookup", "none") else open_bundle(find_bundle(name))
+    return None if name in NO_MODELS or own_layers(name) is not None else open_bundle(find_bundle(name))
 
 
 def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: float | None = None) -> Engine:
@@ -87,7 +89,8 @@ def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: f
         runner=runner,
         load_ms=1e3 * (time.perf_counter() - started),
         limits=plan.limits,
-        make_drafter=make_drafter(plan, draft),
+        make_drafter=answer_drafter(plan),
+        drafting=Drafting(group_drafter(plan, runner, draft)),
         replace_runner=partial(run_on_host, plan),
         facts=_model_facts(plan),
         served=defaults.served,

@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import ACTIVATIONS, AUTO, ROW, STATIC, RuntimeConfig
+from edge_llm.decoding.draft import own_layers
 from edge_llm.devices import has_card, open_device
 from edge_llm.devices.base import CardKeeper, Device, DeviceOptions, Room
 from edge_llm.devices.model import activation_bytes
@@ -55,19 +56,20 @@ def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bun
     """
     _check_trace(options, bundle)
     runtime, here = fill_defaults(options, bundle.config, machine)
+    check_own_layers(runtime, bundle)
     gap = machine.auto.remedy if options.device == AUTO and not options.float_path else ""
     notices = (f"--device auto uses the host: {machine.auto.reason}; {gap}",) if gap else ()
     try:
-        plan = _resolved(runtime, here, bundle)
+        plan = _resolved(runtime, here, bundle, draft)
         plan = replace(plan, notices=(*notices, *plan.notices))
     except DeviceError as error:
         if not may_move(runtime):
             raise
         reason = refused(runtime.device, error)
-        plan = _resolved(_host_options(runtime, reason), here, bundle)
+        plan = _resolved(_host_options(runtime, reason), here, bundle, draft)
         plan = replace(plan, notices=(moved(reason), *plan.notices))
     if draft is not None:
-        plan = plan.with_draft(_draft_plan(runtime, here, bundle, draft))
+        plan = plan.with_draft(_draft_plan(runtime, here, plan, draft))
     return replace(plan, cpus=None if here is machine else frozenset(here.cpus))
 
 
@@ -88,35 +90,63 @@ def _host_options(options: RuntimeConfig, reason: str) -> RuntimeConfig:
     )
 
 
-def _resolved(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Plan:
-    """The plan of the filled-in ``options``, with that of the host where they have another device."""
+def check_own_layers(options: RuntimeConfig, bundle: Bundle) -> None:
+    """Raise `UsageError` where first layers of the model in ``bundle`` cannot guess ahead as the filled-in ``options`` say."""
+    if (layers := own_layers(options.draft)) is None:
+        return
+    count, name, wish = len(bundle.decoder.layers), bundle.folder.name, f"--draft `{options.draft}`"
+    refusal = ""
+    if bundle.decoder.is_encoder:
+        refusal = f"`{name}` is an encoder, which writes nothing that could be guessed; leave --draft out"
+    elif layers > count:
+        refusal = f"`{name}` has {count} layers; write self:1 to self:{count}"
+    elif bundle.decoder.state_bytes:
+        refusal = f"layers of `{name}` keep states of a fixed shape, which guesses would change; use lookup or a draft model"
+    elif options.float_path:
+        refusal = "layers guess in INT8 only; leave out --float or --draft"
+    elif options.device != "host":
+        refusal = f"layers guess on the host only, not on `{shown(options.device)}`; use --device host, or leave --draft out"
+    if refusal:
+        raise UsageError(f"{wish}: {refusal}", param="draft")
+
+
+def _resolved(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bundle | None = None) -> Plan:
+    """The plan of the filled-in ``options``, with that of the host where they have another device.
+
+    --kv-memory has room for the keys and values of ``draft``, too.
+    """
     stored = WeightSizes.of_bundle(bundle)
     budgets = read_budgets(options, machine.memory, stored.total)
     if options.float_path:
         return _float_plan(options, machine, bundle)
-    plan = _int8_plan(options, machine, bundle, stored, budgets)
+    beside = 0 if draft is None else page_bytes(draft.decoder.attentions)
+    plan = _int8_plan(options, machine, bundle, stored, budgets, beside)
     if options.device == "host":
         return plan
     try:
-        host = _int8_plan(_host_options(options, "the device is lost"), machine, bundle, stored, replace(budgets, card=None))
+        here = _host_options(options, "the device is lost")
+        host = _int8_plan(here, machine, bundle, stored, replace(budgets, card=None), beside)
     except EdgeLLMError as error:
         return replace(plan, no_host=str(error))
     return replace(plan, host=host)
 
 
-def _int8_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle, stored: WeightSizes, budgets: Budgets) -> Plan:
+def _int8_plan(
+    options: RuntimeConfig, machine: Machine, bundle: Bundle, stored: WeightSizes, budgets: Budgets, draft_page: int
+) -> Plan:
+    """Of a model beside whose keys and values those of a draft model take ``draft_page`` bytes for each page."""
     decoder, device = bundle.decoder, _found(options, budgets, bundle.decoder)
     assert options.context is not None and options.chunk is not None
     tokens = options.kv_tokens or (options.chunk * options.window if decoder.is_encoder else options.context)
     if budgets.pages is not None:
-        _check_pages(budgets.pages, options, decoder)
-        tokens = max(options.context, _tokens_within(budgets.pages, decoder, device))
+        _check_pages(budgets.pages, options, decoder, draft_page)
+        tokens = max(options.context, _tokens_within(budgets.pages, decoder, device, draft_page))
     activations = choose_activations(options.activations, bundle, device)
     runtime = replace(options, kv_tokens=tokens, activations=activations)
     states = slots_for(decoder.state_bytes, options.parallel)
     room = Room(tokens, options.context, chunk_lengths(options.chunk, options.context), options.window, states)
     work = activation_bytes(decoder, device.placement, options.chunk, options.window)
-    weights = _weights(stored, budgets.weights, bundle, device, room, work)
+    weights = _weights(stored, budgets.weights, bundle, device, room, work, own_layers(options.draft) or 0)
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then
@@ -141,9 +171,9 @@ def _texts_bytes(bundle: Bundle) -> int:
     return 0 if file is None else TOKENIZER_GROWTH * int(file["bytes"])
 
 
-def _check_pages(most: int, options: RuntimeConfig, decoder: Decoder) -> None:
+def _check_pages(most: int, options: RuntimeConfig, decoder: Decoder, draft_page: int) -> None:
     """Raise `UsageError` where ``most`` bytes hold no page of keys and values."""
-    if most < (page := page_bytes(decoder.attentions)):
+    if most < (page := page_bytes(decoder.attentions) + draft_page):
         raise UsageError(
             f"--kv-memory `{options.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
             param="kv_memory",
@@ -177,12 +207,12 @@ def refuse_blocks(options: RuntimeConfig) -> None:
         )
 
 
-def _tokens_within(most: int, decoder: Decoder, device: Device) -> int:
-    """Tokens of as many whole pages as ``most`` bytes hold on ``device``."""
+def _tokens_within(most: int, decoder: Decoder, device: Device, draft_page: int) -> int:
+    """Tokens of as many whole pages as ``most`` bytes hold on ``device``, with ``draft_page`` bytes beside each."""
     pages, beyond = 0, most // device.page_bytes(decoder) + 1
     while beyond - pages > 1:
         middle = (pages + beyond) // 2
-        if device.kv_bytes(decoder, PAGE_TOKENS * middle) <= most:
+        if device.kv_bytes(decoder, PAGE_TOKENS * middle) + draft_page * middle <= most:
             pages = middle
         else:
             beyond = middle
@@ -215,9 +245,12 @@ def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:
 
 
 def _weights(
-    sizes: WeightSizes, budget: int | None, bundle: Bundle, device: Device, room: Room, work: int
+    sizes: WeightSizes, budget: int | None, bundle: Bundle, device: Device, room: Room, work: int, kept: int
 ) -> WeightsPlan:
-    """Where the weights lie under ``budget`` beside ``device``, whose activations take ``work`` bytes."""
+    """Where the weights lie under ``budget`` beside ``device``, whose activations take ``work`` bytes.
+
+    The first ``kept`` layers guess ahead, and stay.
+    """
     to_card = device.streamed(bundle.decoder, bundle.tensors, room)
     card = _card_share(bundle, device, room, to_card, sizes)
     if not device.placement.decodes_on_host:
@@ -225,7 +258,18 @@ def _weights(
             sizes, to_card, budget, whole=device.placement.alone, host_embeds=device.host_embeds
         )
         return WeightsPlan(sizes.total, budget, staging.plan, staging, to_card, card)
-    host = plan_memory(sizes, sizes.total if budget is None else budget, flash_tables=True, beside=PROCESS_BYTES + work)
+    most, beside = sizes.total if budget is None else budget, PROCESS_BYTES + work
+    try:
+        host = plan_memory(sizes, most, flash_tables=True, beside=beside, kept=kept)
+    except UsageError as error:
+        way = f", because --draft self:{kept} keeps that many layers and the output matrix there; name fewer" if kept else ""
+        raise UsageError(f"{error}{way}", param=error.param) from None
+    if kept and host.experts is not None:
+        raise UsageError(
+            f"--draft self:{kept}: its layers must be in memory, and their experts come from flash; leave --draft out, or "
+            "raise --memory",
+            param="draft",
+        )
     return WeightsPlan(sizes.total, budget, host, None, to_card, card)
 
 
@@ -251,15 +295,20 @@ def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Pla
     return Plan(bundle, machine, options, options, FLOAT_SITE, room, weights, found, memory)
 
 
-def _draft_plan(options: RuntimeConfig, machine: Machine, target: Bundle, draft: Bundle) -> Plan:
-    """The plan of the model that guesses ahead for ``target`` on the host.
+def _draft_plan(options: RuntimeConfig, machine: Machine, target: Plan, draft: Bundle) -> Plan:
+    """The plan of the model that guesses ahead for that of ``target`` on the host; it holds as many tokens.
 
-    Raises `UsageError` for one whose tokens are not the target's.
+    Raises `UsageError` for one that writes nothing, or whose tokens are not the target's.
     """
-    if _tokenizer_file(draft) != _tokenizer_file(target):
+    check_writes(draft)
+    if _tokenizer_file(draft) != _tokenizer_file(target.bundle):
         raise UsageError(f"the draft model `{options.draft}` has another tokenizer than the model it would help", param="draft")
-    context = min(draft.config.context, options.context or draft.config.context)
-    alone = replace(options, memory=None, context=context, draft="none", activations=AUTO, trace_experts=None)
+    context = min(draft.config.context, target.context)
+    tokens = options.kv_tokens if options.kv_memory is None else target.kv_tokens
+    alone = replace(
+        options, memory=None, kv_memory=None, kv_tokens=tokens, context=context, draft="none", activations=AUTO,
+        trace_experts=None,
+    )  # fmt: skip
     return _resolved(_host_options(alone, "a draft model runs there"), machine, draft)
 
 

@@ -147,6 +147,28 @@ class Int8Runner:
     ) -> np.ndarray:
         return self.run([Segment(sequence, tokens, wanted)], cancel=cancel)[0]
 
+    def run_first(self, layers: int, segments: Sequence[Segment[SequencePages]]) -> list[np.ndarray]:
+        """As `run`, through the first ``layers`` layers and the head alone, which must all be resident: few rows of logits.
+
+        Later layers get no keys and values of these tokens, so callers truncate the sequences behind it.
+        """
+        starts, head = [segment.sequence.length for segment in segments], len(self.model.layer_parts) + 1
+        outputs: list[tuple[np.ndarray, np.ndarray]] = []
+        try:
+            self._reserve(segments)
+            for chunk in pack(segments, self._lengths):
+                with numeric_errors():
+                    self.model.walk(range(layers + 1), chunk)()
+                    self.model.walk(range(head, head + 1), chunk)()
+                outputs.append(self._outputs(chunk))
+        except BaseException:
+            for segment, start in zip(segments, starts, strict=True):
+                segment.sequence.truncate(start)
+            raise
+        for segment in segments:
+            segment.sequence.advance(len(segment.tokens))
+        return self._dealt(segments, outputs)
+
     def _step_row(self, segment: Segment[SequencePages], cancel: Cancel | None) -> np.ndarray | None:
         """The step of one token of one sequence as one call; None, with nothing done, where it is more than that."""
         run_row = self.model.step_row

@@ -169,25 +169,27 @@ class MemoryPlan:
 
 
 def plan_memory(
-    sizes: WeightSizes, budget: int, *, slots: int = SLOTS, flash_tables: bool = False, beside: int = 0
+    sizes: WeightSizes, budget: int, *, slots: int = SLOTS, flash_tables: bool = False, beside: int = 0, kept: int = 0
 ) -> MemoryPlan:
     """The plan that streams as few bytes as ``budget`` bytes of memory allow, layers through ``slots`` (2 or more) buffers.
 
     ``flash_tables``: the embedding and the output matrix may stay on flash, if the bundle has checksums of their pieces.
-    ``beside`` is the memory of the process apart from weights, keys and values.  When not all weights are resident, the
-    weights shrink by up to `GIVEN_UP` of the budget so that the process exceeds the budget by no more than `ALLOWANCE`.
+    ``kept``: the first so many layers and the output matrix are resident.  ``beside`` is the memory of the process apart from
+    weights, keys and values.  When not all weights are resident, the weights shrink by up to `GIVEN_UP` of the budget so that
+    the process exceeds the budget by no more than `ALLOWANCE`.
     Raises `UsageError` that names the least budget when even the smallest plan does not fit.
     """
     choices = sizes.choices_of_tables if flash_tables else {NO_TABLES: sizes.fixed}
     if sizes.experts is not None and sizes.total > budget:
         return _plan_experts(sizes, sizes.experts, budget, choices, beside)
-    plans = list(_candidates(sizes, budget, slots, choices))
+    choices = {tables: fixed for tables, fixed in choices.items() if not kept or OUTPUT not in tables}
+    plans = list(_candidates(sizes, budget, slots, choices, kept))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
         whole = [plan for plan in fitting if not plan.streamed and not plan.flash_tables]
         most = _most(budget, beside)
         near = [plan for plan in fitting if plan.held_bytes <= most]
-        return min(whole or near or [min(fitting, key=_held)], key=_streamed)
+        return min(whole or near or [min(fitting, key=lambda plan: plan.held_bytes)], key=_streamed)
     raise too_little(budget, min(plan.held_bytes for plan in plans))
 
 
@@ -245,21 +247,18 @@ def too_little(budget: int, least: int) -> UsageError:
     )
 
 
-def _held(plan: MemoryPlan) -> int:
-    return plan.held_bytes
-
-
 def _streamed(plan: MemoryPlan) -> int:
     return plan.streamed_bytes
 
 
 def _candidates(
-    sizes: WeightSizes, budget: int, slots: int, choices_of_tables: Mapping[frozenset[str], int]
+    sizes: WeightSizes, budget: int, slots: int, choices_of_tables: Mapping[frozenset[str], int], kept: int
 ) -> Iterator[MemoryPlan]:
-    count = len(sizes.layers)
+    count = len(sizes.layers) - kept
     for tables, fixed in choices_of_tables.items():
         for streamed in (0, *range(slots + 1, count + 1)):
-            yield _plan(sizes, budget, spread(streamed, count), slots if streamed else 0, tables, fixed)
+            layers = tuple(kept + layer for layer in spread(streamed, count))
+            yield _plan(sizes, budget, layers, slots if streamed else 0, tables, fixed)
 
 
 def _plan(

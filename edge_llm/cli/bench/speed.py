@@ -59,7 +59,7 @@ MOVED = {
     "--concurrency": "`edge-llm bench load [MODEL] --concurrency NUMBERS`",
     "--batch-window": "`edge-llm bench load [MODEL] --batch-window MILLISECONDS`",
     "--speculation": "`edge-llm bench speculation [MODEL]`",
-    "--draft": "`edge-llm bench speculation [MODEL]` to see what prompt lookup is worth",
+    "--draft": "`edge-llm bench speculation [MODEL] --draft WHO` to see what guessing ahead is worth",
     "--sampling": "`edge-llm bench sampling [MODEL]`",
 }
 """Options that mean nothing for speed, and what to write instead."""

@@ -6,7 +6,7 @@ COMMANDS = (
     ("lanes", "bench.lanes", "A prompt under scheduling policies, on a device with lanes."),
     ("simulate", "bench.simulate", "The scheduling policies on a machine of a cost table."),
     ("load", "bench.load", "Many answers at once through the service."),
-    ("speculation", "bench.speculation", "What prompt lookup is worth."),
+    ("speculation", "bench.speculation", "What guessing ahead is worth."),
     ("experts", "bench.experts", "A trace of routing through caches of experts."),
     ("sampling", "bench.sampling", "What choosing tokens adds to decoding."),
 )
