@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.devices.returned import ReturnedArray, runs_of
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.operations.attention import Attention
 from edge_llm.operations.keeps import Fixed
@@ -59,6 +60,10 @@ class PagedKV:
         self.count = pages_for(tokens, page_tokens)
         self.page_bytes = page_bytes([one for one in attentions if one is not None])
         """Of a host page."""
+        windows = [one.scores.window for one in attentions if one is not None]
+        self.window = max(windows, default=0) if zeros is np.zeros else 0
+        """What is read of the layers with a window reaches back so far: `give_back` is of use; 0: it is not."""
+        self._returned: list[ReturnedArray] = []
         self.slots = slots
         self.slot_bytes = sum(one.nbytes for layer in fixed for one in layer)
         host_pages = self.count * page_tokens // PAGE_TOKENS
@@ -66,10 +71,23 @@ class PagedKV:
             raise MemoryError(f"no address space holds keys and values of {tokens} tokens")
         fixed = fixed or [()] * len(attentions)
         self.layers = tuple(
-            _layer_pages(one, host_pages, {each.name: zeros((slots, *each.shape), np.float32) for each in kept}, zeros)
+            _layer_pages(
+                one, host_pages, {each.name: zeros((slots, *each.shape), np.float32) for each in kept}, self._maker(one, zeros)
+            )
             for one, kept in zip(attentions, fixed, strict=True)
         )
         self._parts = tuple(_parts(self.layers))
+
+    def _maker(self, attention: Attention | None, zeros: MakeArray) -> MakeArray:
+        """What makes the arrays of a layer: of one with a window in the host's memory, what can give memory back."""
+        if attention is None or not attention.scores.window or zeros is not np.zeros:
+            return zeros
+
+        def make(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            self._returned.append(ReturnedArray(shape, dtype))
+            return self._returned[-1].values
+
+        return make
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +104,12 @@ class PagedKV:
         """Write ``data``, which `read_pages` returned, into the host pages ``pages``."""
         for part, columns in self._parts:
             part[pages] = data[:, columns]
+
+    def give_back(self, pages: np.ndarray) -> None:
+        """Give the memory of the host pages ``pages``, ascending, back in the layers with a window: it reads as zeros."""
+        runs = runs_of(pages)
+        for array in self._returned:
+            array.give_back(runs)
 
     def touch(self, pages: int) -> None:
         """Make the first ``pages`` host pages, which must be free, take their memory now."""

@@ -12,6 +12,7 @@ from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
 from edge_llm.kv.prefix import PrefixIndex
 from edge_llm.kv.sequence import KVPages, SequencePages
 from edge_llm.kv.states import SequenceStates, StateIndex, StateSlots
+from edge_llm.kv.windows import Windows
 
 if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
@@ -43,6 +44,7 @@ class KVMemory:
         self._disk = disk
         self._states = StateSlots(kv.slots) if kv.slots else None
         self._checkpoints = None if self._states is None else StateIndex(self._states)
+        self._windows = Windows(kv, self.pages)
         if disk is not None:
             kv.touch(disk.count(most=READY_PAGES))
 
@@ -70,17 +72,24 @@ class KVMemory:
 
     def _adopt(self, sequence: SequencePages, tokens: Sequence[int]) -> None:
         """Begin ``sequence`` with what is known of ``tokens``; with states up to a checkpoint."""
-        checkpoints, states = self._checkpoints, sequence.states
-        if checkpoints is None or states is None:
-            sequence.adopt(self._prefix.match(tokens))
-            return
+        checkpoints, states, windows = self._checkpoints, sequence.states, self._windows
 
-        def usable(keys: Sequence[bytes]) -> int:
-            count, slot = checkpoints.longest(keys)
-            states.adopt(count * self.pages.page_tokens, slot)
+        def usable(keys: Sequence[bytes], pages: Sequence[int]) -> int:
+            count = len(keys)
+            while count:
+                count = windows.usable(pages[:count])
+                if checkpoints is None or states is None:
+                    break
+                found, slot = checkpoints.longest(keys[:count])
+                if found == count:
+                    states.adopt(count * self.pages.page_tokens, slot)
+                    break
+                states.drop(slot)
+                count = found
             return count
 
         sequence.adopt(self._prefix.match(tokens, usable))
+        windows.adopted(sequence)
 
     def reserve(self, sequence: SequencePages, tokens: int) -> None:
         """Make room in ``sequence`` for ``tokens`` tokens in all; `OutOfMemory` if other sequences hold too much."""
@@ -88,14 +97,17 @@ class KVMemory:
             if not self._states.free:
                 self._checkpoints.evict()
             sequence.states.reserve()
+        self._windows.forget(sequence)
         if tokens > sequence.capacity:
             self._prefix.evict(self.pages.pages_for(tokens) - len(sequence.table) - self.pages.free)
+            held = len(sequence.table)
             sequence.reserve(tokens)
+            self._windows.renew(sequence.table[held:])
 
     def remember(self, sequence: SequencePages, tokens: Sequence[int]) -> None:
         """Remember the full pages of ``sequence``, which holds ``tokens``."""
         held = tokens[: sequence.length]
-        self._prefix.insert(held, sequence.table)
+        self._prefix.insert(held, sequence.table, self._windows.better)
         if self._checkpoints is not None and sequence.states is not None:
             keys = self._prefix.keys(held)
             for length, slot in sequence.states.checkpoints.items():
@@ -103,6 +115,9 @@ class KVMemory:
             sequence.states.drop_checkpoints()
         if self._disk is not None:
             pages = self._disk.missing(held)
+            if self._windows.window:  # a beginning is of use on disk where it is whole
+                whole = self._windows.whole(sequence.table)
+                pages = [page for page in pages if page.number * PAGE_TOKENS < whole * self.pages.page_tokens]
             if pages:
                 numbers = sequence.host_pages(np.array([page.number for page in pages]))
                 self._disk.write(pages, self._kv.read_pages(numbers))
@@ -158,4 +173,4 @@ class KVMemory:
             self._kv.write_pages(sequence.host_pages(np.arange(start, start + len(data))), data)
             sequence.length += len(data) * PAGE_TOKENS
         sequence.truncate(sequence.length)
-        self._prefix.insert(tokens, sequence.table[: sequence.length // self.pages.page_tokens])
+        self._prefix.insert(tokens, sequence.table[: sequence.length // self.pages.page_tokens], self._windows.better)

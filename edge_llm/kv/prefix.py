@@ -18,8 +18,8 @@ import numpy as np
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
 
 Key = bytes
-Usable = Callable[[Sequence[Key]], int]
-"""How many of a text's known pages, from the first on, can be used."""
+Usable = Callable[[Sequence[Key], Sequence[int]], int]
+"""How many of a text's known pages, from the first on, can be used: by their keys and numbers."""
 
 
 def page_keys(
@@ -72,16 +72,23 @@ class PrefixIndex:
                 break
             found.append(key)
         if usable is not None:
-            found = found[: usable(found)]
+            found = found[: usable(found, [self._entries[key].page for key in found])]
         self._touch(found)
         taken = [self._entries[key].page for key in found]
         self._pages.share(taken)
         return taken
 
-    def insert(self, tokens: Sequence[int], table: Sequence[int] | np.ndarray) -> None:
-        """Remember the full pages of ``table`` (which hold ``tokens``) that are not known yet."""
+    def insert(
+        self, tokens: Sequence[int], table: Sequence[int] | np.ndarray, better: Callable[[int, int], bool] | None = None
+    ) -> None:
+        """Remember the full pages of ``table`` (which hold ``tokens``) that are not known yet.
+
+        ``better`` says whether a page is to take the place of another that is known for the same text.
+        """
         chain: list[Key] = []
         for (key, page_tokens), page in zip(self._keys(tokens), table, strict=False):
+            if better is not None and key in self._entries and better(int(page), self._entries[key].page):
+                self._forget(key)
             if key not in self._entries:
                 if len(chain) >= self._most_pages:
                     break
@@ -98,10 +105,13 @@ class PrefixIndex:
             return 0
         chosen = list(islice(self._free() if only_free else self._entries, count))
         for key in chosen:
-            page = self._entries.pop(key).page
-            self._known[page] = 0
-            self._pages.release([page])
+            self._forget(key)
         return len(chosen)
+
+    def _forget(self, key: Key) -> None:
+        page = self._entries.pop(key).page
+        self._known[page] = 0
+        self._pages.release([page])
 
     def evictable(self, most: int | None = None) -> int:
         """Pages that `evict` could free; counts no further than ``most``."""

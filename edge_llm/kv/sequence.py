@@ -29,6 +29,13 @@ class KVPages(Protocol):
     slot_bytes: int
     """Bytes of a state over all layers."""
 
+    window: int
+    """Tokens before the last that layers with a window read, at most; 0: none of the layers forgets."""
+
+    def give_back(self, pages: np.ndarray) -> None:
+        """Give the memory of the host pages ``pages`` (integers [n], ascending) back in layers with a window."""
+        ...
+
     def read_pages(self, pages: np.ndarray) -> np.ndarray:
         """A copy of the host pages ``pages`` (integers [n]): uint8 [n, page_bytes]."""
         ...
@@ -56,6 +63,10 @@ class SequencePages:
         """Tokens of a page."""
         self.table = np.empty(0, np.int32)
         self.length = 0
+        self.forgotten = 0
+        """Pages from the first on of which layers with a window may have nothing any more."""
+        self.least = 0
+        """The shortest length above 0 that it can be cut to, by `forgotten`."""
 
     @property
     def capacity(self) -> int:
@@ -93,11 +104,15 @@ class SequencePages:
     def truncate(self, length: int) -> None:
         """Drop the tokens from ``length`` on, and release the pages that held only these.
 
-        Where a state cannot go back so little, more tokens are dropped: up to its last checkpoint, or all.
+        Where a state cannot go back so little, more tokens are dropped: up to its last checkpoint, or all; so are they
+        where layers with a window have nothing any more of what comes before ``length``.
         """
         assert 0 <= length <= self.length
         if self.states is not None:
             length = self.states.back(length)
+        if length < self.least:
+            self.forgotten = self.least = 0
+            length = 0 if self.states is None else self.states.back(0)
         keep = self._allocator.pages_for(length)
         self._allocator.release(self.table[keep:].tolist())
         self.table = self.table[:keep]

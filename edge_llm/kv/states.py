@@ -97,6 +97,10 @@ class SequenceStates:
         self._release(self._trail)
         self._trail = [(length, slot)]
 
+    def drop(self, slot: int) -> None:
+        """Give one hold of ``slot`` back, which was not adopted."""
+        self._slots.release([slot])
+
     def reserve(self) -> None:
         """Have a slot for the coming step; raises `OutOfMemory`.  It cannot go back behind where it is then."""
         self._forget_step()

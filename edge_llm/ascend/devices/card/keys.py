@@ -30,7 +30,7 @@ class CardKeys:
         import torch
 
         law = calls.law
-        self.slots = self.slot_bytes = 0  # no card has a layer that keeps a fixed shape
+        self.slots = self.slot_bytes = self.window = 0  # no card has a layer that keeps a fixed shape, or forgets
         self.page_tokens = law.page_tokens
         self.count = pages_for(tokens, law.page_tokens)
         self.page_bytes = sum(2 * PAGE_TOKENS * one.kv_size * form.dtype.itemsize for one in attentions)
@@ -45,6 +45,9 @@ class CardKeys:
     @property
     def nbytes(self) -> int:
         return sum(int(cache.nbytes) for cache in self._caches())
+
+    def give_back(self, pages: np.ndarray) -> None:
+        """Nothing to do: a card keeps whole pages."""
 
     def read_pages(self, pages: np.ndarray) -> np.ndarray:
         blocks, places = self._places(pages)

@@ -1,0 +1,115 @@
+"""What no window reaches any more gives its memory back; what comes out is the same, also behind known beginnings."""
+
+import random
+
+import numpy as np
+import pytest
+from families import family_folder
+from model_files import VOCAB_SIZE
+
+from edge_llm.config import RuntimeConfig
+from edge_llm.convert.importer import import_model
+from edge_llm.devices.returned import ReturnedArray, runs_of
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.kv import windows
+from edge_llm.opening.runner import load_runner
+
+TOKENS = np.random.default_rng(5).integers(0, VOCAB_SIZE, 240).tolist()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """Five of six layers have a window of 16 tokens."""
+    folder, _ = family_folder(tmp_path_factory.mktemp("windows") / "source", "gemma3_text")
+    with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_spare(monkeypatch):
+    monkeypatch.setattr(windows, "SPARE_TOKENS", 0)
+
+
+def runner_of(bundle, **more):
+    return load_runner(bundle, RuntimeConfig(**{"threads": 2, "context": 256, "kv_tokens": 1024, **more}), 250)[0]
+
+
+@pytest.fixture(scope="module")
+def whole(bundle):
+    """Logits of all tokens in one step, which forgets nothing."""
+    runner = runner_of(bundle)
+    return runner.forward(runner.open(), TOKENS, wanted=len(TOKENS))
+
+
+@pytest.mark.parametrize("most", [1, 7, 64])
+def test_what_is_forgotten_is_not_read(bundle, whole, most):
+    runner = runner_of(bundle)
+    sequence, found, first = runner.open(), [], 0
+    draw = random.Random(most)
+    while first < len(TOKENS):
+        piece = TOKENS[first : first + draw.randint(1, most)]
+        found.append(runner.forward(sequence, piece, wanted=len(piece)))
+        first += len(piece)
+    assert np.array_equal(np.concatenate(found), whole)
+    assert sequence.forgotten * 16 + 16 - 1 == sequence.least > len(TOKENS) - 16 - most - 5 * 16
+    local, full = (runner.model.kv.layers[index] for index in (0, 5))
+    gone = sequence.table[: sequence.forgotten // 8 * 8]  # a page of the system holds the keys of eight of ours
+    assert len(gone) and not local.k[gone].any() and full.k[gone].any()
+    sequence.truncate(sequence.least)
+    rest = TOKENS[sequence.length :]
+    assert np.array_equal(runner.forward(sequence, rest, wanted=len(rest)), whole[-len(rest) :])
+    sequence.truncate(10)
+    assert sequence.length == 0  # all is computed again
+    assert np.array_equal(runner.forward(sequence, TOKENS[:20], wanted=20), whole[:20])
+
+
+def test_a_known_beginning_reaches_to_where_its_window_is_whole(bundle, whole):
+    """A text that ends where a known one ended goes on there; one that leaves it before is computed from its beginning."""
+    runner = runner_of(bundle)
+    sequence = runner.open()
+    for first in range(0, 200, 40):
+        runner.forward(sequence, TOKENS[first : first + 40])
+    runner.memory.remember(sequence, TOKENS[:200])
+    sequence.close()
+    known = []
+    for text in (TOKENS, [*TOKENS[:100], 3, *TOKENS[100:]], TOKENS[:100], TOKENS[:100], TOKENS):
+        again = runner.memory.open(text)
+        known.append(again.length)
+        for first in range(again.length, len(text), 50):
+            rows = runner.forward(again, text[first : first + 50], wanted=1)
+        if text == TOKENS[: len(text)]:
+            assert np.array_equal(rows[-1], whole[len(text) - 1])
+        runner.memory.remember(again, text)
+        again.close()
+    assert known[0] == 192 and known[1] == known[2] == 0 and known[3] == 96 and known[4] == 224
+
+
+def test_texts_that_share_beginnings_never_see_what_was_forgotten(bundle):
+    """With few pages, so that they change hands."""
+    runner, draw = runner_of(bundle, kv_tokens=320), random.Random(2)
+    fresh, exact = runner_of(bundle), {}
+    texts = [[*TOKENS[: draw.randrange(0, 200)], *(draw.randrange(VOCAB_SIZE) for _ in range(9))] for _ in range(14)]
+    for text in draw.choices(texts, k=24):
+        sequence = runner.memory.open(text)
+        while sequence.length < len(text):
+            rows = runner.forward(sequence, text[sequence.length : sequence.length + draw.choice([1, 20, 90])], wanted=1)
+        if tuple(text) not in exact:
+            alone = fresh.open()
+            exact[tuple(text)] = fresh.forward(alone, text)
+            alone.close()
+        assert np.array_equal(rows, exact[tuple(text)])
+        runner.memory.remember(sequence, text)
+        sequence.close()
+
+
+def test_memory_is_given_back_and_comes_again():
+    array = ReturnedArray((64, 4096), np.uint8)
+    array.values[:] = 7
+    array.give_back(runs_of(np.array([3, 4, 9])))
+    assert [row for row in range(64) if not array.values[row].any()] == [3, 4, 9]
+    array.values[4] = 1
+    assert array.values[4].all() and runs_of(np.empty(0, np.int64)) == []
+    small = ReturnedArray((64, 512), np.uint8)
+    small.values[:] = 7
+    small.give_back([(1, 23)])  # only whole pages of the system
+    assert [row for row in range(64) if not small.values[row].any()] == [*range(8, 16)]
