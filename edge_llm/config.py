@@ -133,6 +133,8 @@ class RuntimeConfig:
     """Most memory for weights, such as `300MiB` or `50%` of them; the rest is streamed from the bundle.  None: all of it."""
     prefix_cache: str | None = None
     """Most disk space for keys and values that are kept for the next start, such as `1GiB`, over all models; None or 0: off."""
+    lora: tuple[str, ...] = ()
+    """Adapters that requests may name, each as ``NAME=FOLDER``; a single string may stand for itself."""
     draft: str = "lookup"
     """Who guesses tokens ahead: `lookup` (the text before), `none`, `self:6` (the model's own first 6 layers), or a model of
     the same tokenizer."""
@@ -146,6 +148,7 @@ class RuntimeConfig:
     """Write to this file which experts rows go to; None: nowhere."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lora", _strings(self.lora))
         _whole("threads", self.threads, 1, 1024)
         _whole("context", self.context, 1, None, " token")
         _whole("chunk", self.chunk, 1, 4096, " tokens")

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.defaults import with_overrides
 from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.opening.load import load_engine
 from edge_llm.talk.conversation import conversation_request, read_messages
 from edge_llm.talk.outcome import Outcome
@@ -26,11 +28,22 @@ from edge_llm.talk.outcome import Outcome
 class LLM:
     """A model loaded from a bundle name or path; ``options`` are the fields of `RuntimeConfig`.
 
-    Any number of streams may be open and any number of threads may ask: each gets the answer that it gets alone.
+    ``lora=["poet=FOLDER", ...]`` loads adapters beside it, which `adapted` gives.  Any number of streams may be open and any
+    number of threads may ask: each gets the answer that it gets alone.
     """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.engine = load_engine(model, RuntimeConfig(**_known(RuntimeConfig, options)))
+
+    def adapted(self, name: str) -> LLM:
+        """The same model with its adapter ``name``: answers of both are computed together.  Raises `UsageError`."""
+        engine = self.engine.adapted.get(name)
+        if engine is None:
+            known = ", ".join(f"`{shown(one)}`" for one in self.engine.adapted) or "none"
+            raise UsageError(f"no adapter `{shown(name)}`; there are: {known}", param="lora")
+        llm = copy.copy(self)
+        llm.engine = engine
+        return llm
 
     def generate(self, prompt: str, *, parse_special: bool = True, **params: Any) -> str:
         """Continue ``prompt``; ``params`` are the fields of `GenerationParams` over the defaults of `run` and the chat.

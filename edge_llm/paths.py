@@ -149,6 +149,11 @@ def _made_at(folder: Path) -> int:
         return 0
 
 
+def name_of(bundle: Path) -> str:
+    """What the model in the folder ``bundle`` is called."""
+    return BUILTIN_MODEL_NAME if bundle == builtin_bundle() else bundle.name
+
+
 def builtin_bundle() -> Path:
     """The bundle that ships inside the package."""
     return Path(__file__).parent / "builtin"

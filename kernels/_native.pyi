@@ -205,6 +205,23 @@ def half_linear(
 ) -> _F32: ...
 def float_operations(repeats: int, pool: ThreadPool, /) -> int: ...
 
+# ---- adapters (bind_low_rank.cpp) ----
+
+class LowRank:
+    """What adapters add to a linear's products [M, channels] of x [M, columns]; an entry each, None for one that adds nothing.
+
+    An entry is its first matrix f16[columns, rank] and what its ranks give to output channels: (first rank, first channel,
+    f16[ranks, channels]).
+    """
+
+    def __init__(
+        self, columns: int, channels: int, entries: Sequence[tuple[_F16, Sequence[tuple[int, int, _F16]]] | None], /
+    ) -> None: ...
+    @property
+    def widest(self) -> int:
+        """The greatest rank."""
+        ...
+
 # ---- weights in blocks (bind_blocks.cpp) ----
 
 class BlockLinear:
@@ -415,6 +432,8 @@ class Program:
         out: _F32 | None,
         /,
     ) -> None: ...
+    def low_rank_down(self, x: _F32, low_rank: LowRank, gain: _F32 | None, eps: float, t: _F32, /) -> None: ...
+    def low_rank_up(self, t: _F32, low_rank: LowRank, out: _F32, /) -> None: ...
     def block_linear(
         self,
         x: _F32,
@@ -485,6 +504,7 @@ class Program:
         start: int,
         patience: float,
         seconds: _F64 | None,
+        adapters: _I32 | None,
         /,
     ) -> int: ...
     def run_row(self, token: int, position: int, pages: _I32, pool: ThreadPool, seconds: _F64 | None, /) -> _F32: ...

@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from edge_llm.kernels import _native
-from edge_llm.kernels._native import BlockLinear, Int8Linear, Reading, ThreadPool
+from edge_llm.kernels._native import BlockLinear, Int8Linear, LowRank, Reading, ThreadPool
 from edge_llm.kernels.activation import SILU, Activation, numbers
 from edge_llm.kernels.block_kinds import BlockKind
 from edge_llm.kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
@@ -98,6 +98,17 @@ class Program:
             self._native.gated(y, kind, limit, out)
         else:
             self._native.block_linear(x, weight, bias, add, gain, eps, kind, limit, out)
+
+    def low_rank_down(self, x: F32, low_rank: LowRank, *, out: F32, gain: F32 | None = None, eps: float = 0.0) -> None:
+        """`kernels.half_linear.half_linear` of every row that has an adapter, with that one's first matrix.
+
+        `out` is f32[len(x), low_rank.widest]; what lies behind an adapter's rank is undefined, as are rows without one.
+        """
+        self._native.low_rank_down(x, low_rank, gain, eps, out)
+
+    def low_rank_up(self, t: F32, low_rank: LowRank, *, out: F32) -> None:
+        """Adds the product of `t`, which `low_rank_down` wrote, and the second matrix of every row's adapter to `out`."""
+        self._native.low_rank_up(t, low_rank, out)
 
     def block_embedding(
         self, panels: U8, kind: BlockKind, channels: int, columns: int, *, out: F32, factor: float = 1.0
@@ -194,6 +205,7 @@ class Program:
         start: int = 0,
         patience: float = math.inf,
         seconds: F64 | None = None,
+        adapters: I32 | None = None,
     ) -> int:
         """All calls from number `start` on, on the first M rows of their arrays; the number of the call that it stopped at.
 
@@ -202,10 +214,12 @@ class Program:
 
         tokens[M] are those of `kernels.embedding`; positions[M], slots[M] and row_sequence[M] those of `kernels.attention`.
         `out` f32[M, N] is written by the linear that was added without one. What every call takes is added to `seconds`
-        f64[len(self)]. Raises ValueError when one of them or a needed
-        page is out of range, before anything is computed, and for a value that is not finite, in the middle.
+        f64[len(self)]. adapters[M] are numbers from 1 of the entries of every `LowRank`, or 0 for none; None: no row has one.
+        Raises ValueError when one of them or a needed page is out of range, before anything is computed, and for a value that
+        is not finite, in the middle.
         """
-        return self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out, start, patience, seconds)
+        rows = tokens, positions, slots, row_sequence, page_table
+        return self._native.run(*rows, pool, out, start, patience, seconds, adapters)
 
     def run_row(self, token: int, position: int, pages: I32, pool: ThreadPool, *, seconds: F64 | None = None) -> F32:
         """`run` of one row: the token at `position` of a sequence that has these `pages` i32[P].

@@ -34,15 +34,15 @@ class DictDisk:
     def __init__(self):
         self.pages = {}
 
-    def _pages_of(self, tokens):
-        return [self.Page(number, key) for number, (key, _) in enumerate(page_keys(b"", tokens))]
+    def _pages_of(self, tokens, identity):
+        return [self.Page(number, key) for number, (key, _) in enumerate(page_keys(identity or b"", tokens))]
 
     def count(self, most):
         return 0
 
-    def find(self, tokens, start):
+    def find(self, tokens, start, identity=None):
         found = []
-        for page in self._pages_of(tokens)[start:]:
+        for page in self._pages_of(tokens, identity)[start:]:
             if page.key not in self.pages:
                 break
             found.append(page)
@@ -52,8 +52,8 @@ class DictDisk:
         for page in found:
             yield self.pages[page.key][None]
 
-    def missing(self, tokens):
-        return [page for page in self._pages_of(tokens) if page.key not in self.pages]
+    def missing(self, tokens, identity=None):
+        return [page for page in self._pages_of(tokens, identity) if page.key not in self.pages]
 
     def write(self, pages, data):
         for page, each in zip(pages, data, strict=True):

@@ -307,7 +307,7 @@ OPENING = (
     "runner", "load",  # a plan is made, and carried out
     "resolve", "defaults", "budgets", "cpus",  # it is made
     "carry_out", "draft_model", "prefix_cache", "float_assembly", "numerics", "begin",  # it is carried out
-    "plan", "ledger", "machine", "auto_device",  # what both know
+    "plan", "ledger", "machine", "auto_device", "adapters", "adapter_plan",  # what both know
 )  # fmt: skip
 """The rooms of `edge_llm.opening`; each imports only those behind it."""
 

@@ -15,7 +15,7 @@ import click
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.cli.here import model_here, no_store_option, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
-from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
+from edge_llm.cli.options import generation_options, one_lora_option, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.terminal import has_person
 from edge_llm.cli.values import ANY_MODEL, TEXT
 from edge_llm.config import GenerationParams, RuntimeConfig
@@ -41,6 +41,7 @@ FULL_LOOKS = 200
 @generation_options
 @runtime_options
 @prefix_cache_option
+@one_lora_option
 @yes_option
 @no_store_option
 @click.option("--system", type=TEXT, help="System message.")
@@ -73,11 +74,13 @@ def chat_command(
     sampling = {name: value for name, value in options.items() if value is not None and value != ()}
     GenerationParams(**sampling)  # refuses early what makes no sense
     if url is None:
+        if runtime.lora and model is None:
+            raise UsageError("--lora adds to one model; give MODEL", param="lora")
         model = model_here(model, runtime, yes=yes, store=not no_store)
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling, server="" if url is None else _server_of(url))
         chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]
-        _full_screen(_opener(runtime, url, key), settings, here=url is None, new=new or bool(chosen))
+        _full_screen(_opener(runtime, url, key, model), settings, here=url is None, new=new or bool(chosen))
         return
     from edge_llm.cli import plain_chat  # the engine, which a full screen loads behind its first frame
 
@@ -145,14 +148,17 @@ def _open_chats() -> tuple[ChatStore, str]:
     return ChatStore.open(chats_file())
 
 
-def _opener(runtime: RuntimeConfig, url: str | None, key: str | None) -> Callable[[], Catalogue]:
-    """What opens the models to choose from; called in a thread, because it loads the engine."""
+def _opener(runtime: RuntimeConfig, url: str | None, key: str | None, model: str | None = None) -> Callable[[], Catalogue]:
+    """What opens the models to choose from; called in a thread, because it loads the engine.
+
+    An adapter in ``runtime`` is for ``model``.
+    """
 
     def here() -> Catalogue:
         from edge_llm.providers.local import LocalCatalogue
 
         gc.freeze()  # what is loaded stays
-        return LocalCatalogue(runtime)
+        return LocalCatalogue(runtime, model)
 
     def elsewhere() -> Catalogue:
         from edge_llm.providers.remote import RemoteCatalogue

@@ -95,6 +95,12 @@ context_option = shared(
 chunk_option = shared(
     "--chunk", type=WHOLE, help="Longest prefill chunk in tokens.  [default: 256; on an Ascend card what its chip likes: 1024]"
 )
+lora_option = click.option(
+    "--lora", multiple=True, metavar="NAME=FOLDER", help="An adapter that requests may name as a model; may be repeated."
+)
+one_lora_option = click.option(
+    "--lora", metavar="FOLDER", help="Answer with this adapter (LoRA) of the model: a folder, a GGUF file, or a hub id."
+)
 parallel_option = shared(
     "--parallel",
     type=Whole(1, MOST_PARALLEL),
@@ -206,7 +212,7 @@ def _is_file(value: str) -> bool:
 
 _RUNTIME = (
     "device", "placement", "keys", "activations", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk",
-    "draft", "float_path", "parallel", "prefix_cache", "trace_experts",
+    "draft", "float_path", "parallel", "prefix_cache", "trace_experts", "lora",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 

@@ -74,7 +74,7 @@ class Partner(Protocol):
 def chat_here(model: str | None, runtime: RuntimeConfig, system: str | None, options: dict[str, Any]) -> None:
     """Chat with a model in this process; ``options`` are those of generation."""
     with quiet_progress() as progress:
-        engine = load_engine(model, runtime, progress)
+        engine = load_engine(model, runtime, progress).with_only_adapter
     Conversation(ModelHere(engine, generation_params(options, engine.defaults)), system).run()
 
 

@@ -19,6 +19,7 @@ from edge_llm.cli.options import (
     generation_params,
     grammar_of,
     grammar_options,
+    one_lora_option,
     prefix_cache_option,
     runtime_config,
     runtime_options,
@@ -44,6 +45,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 @grammar_options
 @runtime_options
 @prefix_cache_option
+@one_lora_option
 @yes_option
 @no_store_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
@@ -91,7 +93,7 @@ def run_command(
     if drawn:
         threading.Thread(target=import_module, args=[_WRITER], daemon=True).start()  # takes as long as a small model
     with quiet_progress() as progress:
-        engine = load_engine(model, runtime, progress)
+        engine = load_engine(model, runtime, progress).with_only_adapter
     if grammar is not None:
         check_grammar(grammar, engine.tokenizer)
     params = generation_params(options | {"grammar": grammar}, engine.defaults)

@@ -15,7 +15,7 @@ import click
 from edge_llm.cli import process
 from edge_llm.cli.here import model_here, no_store_option, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
-from edge_llm.cli.options import parallel_option, runtime_config, runtime_options, shared
+from edge_llm.cli.options import lora_option, parallel_option, runtime_config, runtime_options, shared
 from edge_llm.cli.served import Answering, answer_options
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import ANY_MODEL, Real, Whole
@@ -44,6 +44,7 @@ _ORIGIN_HELP = "Origin of a web page that may use this server; * is every one, l
 @click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
 @api_key_options("Key that clients must send")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
+@lora_option
 @click.option("--strict-models", is_flag=True, help="Refuse requests for a model of another name; default: MODEL answers them.")
 @click.option("--keep-alive", metavar="TIME", help=f"Unload a model that nobody used for it; -1: never; default: {KEEP_ALIVE}.")
 @click.option("--models-memory", metavar="SIZE", help=f"For all loaded models; default: {MODELS_MEMORY} of what is free.")
@@ -101,7 +102,7 @@ def serve_command(
         given = {"--keep-alive": keep_alive is not None, "--models-memory": models_memory is not None}
         _say_unused(given, "the model that is named is loaded at once, and stays")
         model = model_here(model, runtime, yes=yes, store=not no_store)
-        names, pool, load = _one_model(partial(opener, runtime), model, aliases, strict_models, journal)
+        names, pool, load = _one_model(partial(opener, runtime), model, aliases, runtime.lora, strict_models, journal)
     listener = listen(chosen)
     place = listener.getsockname()
     with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain, own), contextlib.closing(journal):
@@ -118,16 +119,25 @@ def serve_command(
 
 
 def _one_model(
-    opener: Callable[..., Any], model: str | None, aliases: Sequence[str], strict: bool, journal: Callable[[str], None]
+    opener: Callable[..., Any],
+    model: str | None,
+    aliases: Sequence[str],
+    lora: Sequence[str],
+    strict: bool,
+    journal: Callable[[str], None],
 ) -> tuple[list[str], ModelPool, LoadModel | None]:
-    """Names, pool and loader of ``model``."""
+    """Names, pool and loader of ``model`` and its adapters."""
+    from edge_llm.opening.adapters import check_names, named_wish
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.server.host import ModelHost
     from edge_llm.server.pool import ModelPool
 
     folder = find_bundle(model)
     names = [BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name, *aliases]
-    return names, ModelPool(ModelHost(names), strict=strict, journal=journal), partial(opener, model)
+    adapters = [named_wish(text)[0] for text in lora]
+    check_names(adapters, names)
+    host = ModelHost(names, beside=[ModelHost([name]) for name in adapters])
+    return names, ModelPool(host, strict=strict, journal=journal), partial(opener, model)
 
 
 def _every_model(
@@ -150,6 +160,8 @@ def _every_model(
 
     if aliases:
         raise UsageError("--alias is another name for one model; give MODEL", param="aliases")
+    if runtime.lora:
+        raise UsageError("--lora adds to one model, and any may be asked for here; give MODEL", param="lora")
     check_options(runtime, this_machine())  # what no model can mend is said before one is asked for
     seconds = keep_alive_seconds(keep_alive or KEEP_ALIVE, "--keep-alive")
     ledger = Ledger(main=models_budget(models_memory or MODELS_MEMORY), card=card_budget(runtime))

@@ -70,11 +70,14 @@ class Answering:
 
         engine.template = served_template(engine.template, engine.tokenizer, self.source, self.reasoning)
         engine.served = replace(engine.served, **self.sampling)
+        for adapted in engine.adapted.values():
+            self.told(adapted)
         return engine
 
     def show(self, pool: ModelPool) -> ModelPool:
         """``pool``, which says so."""
         pool.without, pool.tags, pool.verbose = self.without, self.tags, self.verbose
         if pool.one is not None:
-            pool.one.verbose = self.verbose
+            for host in (pool.one, *pool.one.beside):
+                host.verbose = self.verbose
         return pool

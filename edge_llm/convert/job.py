@@ -16,6 +16,7 @@ from edge_llm.convert.calibrate import CalibrationText
 from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
 from edge_llm.convert.coding import FEWEST, Coder
 from edge_llm.convert.float_copy import float_copy
+from edge_llm.convert.kept_folds import folds_file
 from edge_llm.convert.origin import made_from
 from edge_llm.convert.packed import bits_in_words, digest_in_floats
 from edge_llm.convert.saved import Saved
@@ -29,6 +30,7 @@ from edge_llm.convert.usable import check_usable
 from edge_llm.convert.writing import Written, write_weights, written_before
 from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
+from edge_llm.formats.manifest import FOLDS
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import check_tensors
@@ -157,6 +159,8 @@ class Job:
         with BundleWriter(folder, written.tensors) as writer:
             quality = self._write_weights(writer, treated, survey, texts.coded, saved, written)
             self._write_files(writer)
+            if self.fold:
+                writer.add_file(FOLDS, folds_file(survey.folds))
             profile = OutlierProfile(
                 calibration=self.text.digest,
                 tokens=survey.tokens,

@@ -17,7 +17,7 @@ from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kernels import ThreadPool
+from edge_llm.kernels import LowRank, ThreadPool
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -27,6 +27,7 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
 from edge_llm.subgraphs.shelf import Sharing
+from edge_llm.weights.adapters import Adapters, Scratch
 from edge_llm.weights.base import Turn, Weights
 
 
@@ -38,6 +39,7 @@ class Rows:
     slots int64 [count] (where keys and values are written); page_table int32 [sequences, pages]; kinds int32 [count] (0 in a
     first text, 1 in the second of a pair), None where there are no pairs; spans: all rows in order, for what is kept in a fixed
     shape.
+    adapters int32 [count]: numbers of `edge_llm.weights.adapters`, 0 for none; None: no row has one.
     """
 
     static: int
@@ -48,6 +50,7 @@ class Rows:
     page_table: np.ndarray
     kinds: np.ndarray | None = None
     spans: Sequence[Span] = ()
+    adapters: np.ndarray | None = None
 
     @property
     def count(self) -> int:
@@ -95,6 +98,16 @@ class BoundArrays:
     weights: BlockWeights
     buffers: Buffers
     pages: LayerPages | None
+    adapted: AdaptedLinears | None = None
+    """What adapters add to linears of the block, where rows have some."""
+
+
+@dataclass(frozen=True)
+class AdaptedLinears:
+    """What adapters add to linears, by the linears' names, and memory for what comes between."""
+
+    low_ranks: Mapping[str, LowRank]
+    scratch: Scratch
 
 
 @dataclass(frozen=True)
@@ -228,6 +241,15 @@ class DeviceModel(Protocol):
 
         Asked for once, after the head.
         """
+        ...
+
+
+@runtime_checkable
+class Adaptable(Protocol):
+    """A model on a device whose rows may have adapters."""
+
+    def adapt(self, adapters: Adapters) -> None:
+        """From now on rows may have the numbers of ``adapters``; before the first step."""
         ...
 
 

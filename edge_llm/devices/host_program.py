@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from edge_llm.devices.base import BoundArrays, Rows, RunRow, Stopped, WatchedOp, Watching
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.kernels import ThreadPool
+from edge_llm.kernels import LowRank, ThreadPool
 from edge_llm.kernels.program import Program
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
@@ -40,8 +41,9 @@ class _Native:
         arguments = (rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, self.pool, late)
         watch = self.watching.watch
         seconds = None if watch is None else np.zeros(len(self.program))
+        run = partial(self.program.run, *arguments, patience=LOOK_SECONDS, seconds=seconds, adapters=rows.adapters)
         at = -1
-        while (at := self.program.run(*arguments, start=at + 1, patience=LOOK_SECONDS, seconds=seconds)) in self.waits:
+        while (at := run(start=at + 1)) in self.waits:
             assert stopped is not None, "a program that awaits layers"
             stopped(self.waits[at])
         if watch is not None and seconds is not None:
@@ -171,6 +173,14 @@ class _Call:
     @property
     def gains(self) -> Mapping[str, np.ndarray]:
         return self.bound.weights.gains
+
+    @property
+    def low_ranks(self) -> Mapping[str, LowRank]:
+        return self.bound.adapted.low_ranks if self.bound.adapted else {}
+
+    def scratch(self, use: str, rows: int, width: int) -> np.ndarray:
+        assert self.bound.adapted is not None
+        return self.bound.adapted.scratch.array(use, rows, width)
 
     @property
     def pages(self) -> LayerPages:

@@ -11,6 +11,7 @@ import numpy as np
 from edge_llm.devices.arrays import Arrays
 from edge_llm.devices.base import (
     LATE,
+    AdaptedLinears,
     BoundArrays,
     BoundParts,
     Buffers,
@@ -35,6 +36,7 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place, whole_layers
 from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf
+from edge_llm.weights.adapters import Adapters, Scratch
 from edge_llm.weights.base import EMBEDDING, OUTPUT, Turns, Weights
 
 
@@ -45,8 +47,9 @@ class _Slot:
     buffers: Buffers
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
-    programs: dict[tuple[range, Turns | None], Fused] = field(default_factory=dict)
-    """Of runs of blocks in these buffers, by the turns of their streamed layers; None: all of them are resident."""
+    programs: dict[tuple[range, Turns | None, bool], Fused] = field(default_factory=dict)
+    """Of runs of blocks in these buffers, by the turns of their streamed layers (None: all of them are resident), and whether
+    rows have adapters."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ class PlacedModel:
         self._of_a_key = [sum(2 * one.q_size for one in layer.attentions) for layer in decoder.layers]
         self._slots = [_Slot(self._new_buffers(self._widths))]
         self.step_row: RunRow | None = None
+        self._adapters: Adapters | None = None
+        self._scratch = Scratch()
+
+    def adapt(self, adapters: Adapters) -> None:
+        assert self._fuse is not None, "rows have adapters on the host alone"
+        self._adapters = adapters
 
     @property
     def sharing(self) -> Sharing:
@@ -221,7 +230,8 @@ class PlacedModel:
         if blocks.start == 0:
             slot.rows = self._arrays.rows(chunk.index, chunk.rows)
         assert slot.rows is not None, "a layer before the embedding"
-        program = slot.programs.get((blocks, turns)) or self._new_program(fuse, blocks, slot, turns)
+        adapted = slot.rows.adapters is not None
+        program = slot.programs.get((blocks, turns, adapted)) or self._new_program(fuse, blocks, slot, turns, adapted)
         if blocks.stop <= self._head_block:
             program(slot.rows, None, stopped)
             return
@@ -229,16 +239,16 @@ class PlacedModel:
         program(slot.rows, logits, stopped)
         slot.outputs = logits, self._no_states
 
-    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot, turns: Turns | None) -> Fused:
+    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot, turns: Turns | None, adapted: bool) -> Fused:
         """A call of ``blocks`` in the buffers of ``slot``; it is kept unless their weights lie elsewhere in the next step."""
-        program = fuse([self._bound(block, slot, turns) for block in blocks])
+        program = fuse([self._bound(block, slot, turns, adapted) for block in blocks])
         if turns is not None or not any(layer + 1 in blocks for layer in self.weights.streamed):
-            slot.programs[blocks, turns] = program
-            if len(blocks) == self._head_block + 1:
+            slot.programs[blocks, turns, adapted] = program
+            if len(blocks) == self._head_block + 1 and not adapted:
                 self.step_row = program.run_row
         return program
 
-    def _bound(self, block: int, slot: _Slot, turns: Turns | None) -> BoundParts:
+    def _bound(self, block: int, slot: _Slot, turns: Turns | None, adapted: bool) -> BoundParts:
         if block == 0:
             assert slot.rows is not None
             table, _ = self.weights.embedding_rows(slot.rows.tokens)
@@ -248,7 +258,8 @@ class PlacedModel:
             return BoundParts((self._head(self.decoder.vocab_size).part,), BoundArrays(self.weights.head, buffers, None))
         turn = turns.layers.get(block - 1) if turns is not None else None
         weights = self.weights.use(block - 1) if turn is None else turn.weights
-        arrays = BoundArrays(weights, slot.buffers, self._pages.layers[block - 1])
+        added = AdaptedLinears(self._adapters.layers[block - 1], self._scratch) if adapted and self._adapters else None
+        arrays = BoundArrays(weights, slot.buffers, self._pages.layers[block - 1], added)
         return BoundParts(self._step_parts[block - 1], arrays, turn)
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
@@ -306,6 +317,7 @@ class PlacedModel:
             sequence=rows.sequence[wanted],
             position=rows.position[wanted],
             slots=rows.slots[wanted],
+            adapters=None,  # what is wanted of rows comes behind all layers
         )
         return slot.buffers[HIDDEN][wanted], picked
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from edge_llm.engine.delta_stream import Answering
 from edge_llm.engine.ranking import Ranked
 from edge_llm.engine.request import Request
+
+if TYPE_CHECKING:
+    from edge_llm.engine.engine import Engine
 
 
 class Service(Protocol):
@@ -33,6 +36,10 @@ class Service(Protocol):
 
     def rank(self, ranked: Ranked) -> Future[np.ndarray]:
         """Queue what orders documents by a query: what `Ranked.scores` takes.  Raises what `embed` raises."""
+        ...
+
+    def adapted(self, engine: Engine) -> Service:
+        """What answers with ``engine``, which has an adapter, in the same queue and the same steps."""
         ...
 
     def close(self, *, drain_seconds: float) -> None:

@@ -83,6 +83,8 @@ class Taking:
     """Whether all of it is computed at once, as encoders need it."""
     logits: bool = False
     """Whether the last token's logits are taken, not states; then texts that begin alike share what is kept of it."""
+    adapter: int = 0
+    """The number of the adapter that it is computed with; 0: none."""
 
 
 VECTOR = Taking()
@@ -118,7 +120,7 @@ class Embedding:
 
     def start(self, memory: Memory[Any]) -> None:
         """Begin in a sequence of ``memory``: an empty one where states are needed, which pages of earlier texts hold not."""
-        self.sequence = memory.open(self.known) if self._taking.logits else memory.open()
+        self.sequence = memory.open(self.known if self._taking.logits else (), self._taking.adapter)
         self._sum = 0.0
 
     def segment(self, most: int) -> Segment[Any]:

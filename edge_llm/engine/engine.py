@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,7 +17,7 @@ from edge_llm.engine.counters import Counters
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.drafting import Drafting
 from edge_llm.engine.driver import Driver
-from edge_llm.engine.embedding import EmbeddingJob, text_tokens
+from edge_llm.engine.embedding import EmbeddingJob, Taking, text_tokens
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.engine.ranking import COSINE, Ranked, taking_of
@@ -74,6 +75,28 @@ class Engine:
         self.head = head or Head(Reading(), {})
         """What stands behind the pooling of its states."""
         self._make_drafter = make_drafter
+        self.adapter = 0
+        """The number of the adapter that its answers are computed with; 0: none."""
+        self.base = ""
+        """The name of the model that its adapter is added to; empty: it is that model."""
+        self.adapted: dict[str, Engine] = {}
+        """By the names of the model's adapters, the same engine that answers with one."""
+
+    def add_adapter(self, name: str, number: int, template: ChatTemplate | None) -> None:
+        """Answer as ``name``, too, with the adapter that the runner has by ``number``; ``template``: its own, where it has one.
+
+        Its requests are computed in the steps of all others.
+        """
+        engine = copy.copy(self)
+        engine.name, engine.base, engine.adapter, engine.adapted = name, self.name, number, {}
+        engine.template = template or self.template
+        engine.counters = Counters()
+        self.adapted[name] = engine
+
+    @property
+    def with_only_adapter(self) -> Engine:
+        """It with its adapter, where it has one; where it has several or none, as it is."""
+        return next(iter(self.adapted.values())) if len(self.adapted) == 1 else self
 
     @property
     def runner(self) -> Runner[Any]:
@@ -144,11 +167,14 @@ class Engine:
 
     def embedding_job(self, prompts: Sequence[Sequence[int]], cancelled: Cancel = never) -> EmbeddingJob:
         """``prompts`` (token ids) as the driver takes them to make a vector of each."""
-        return EmbeddingJob(prompts, cancelled, taking_of(self, COSINE))
+        return EmbeddingJob(prompts, cancelled, self._taking(COSINE))
 
     def ranking_job(self, ranked: Ranked, cancelled: Cancel = never) -> EmbeddingJob:
         """``ranked`` as the driver takes it to score each document."""
-        return EmbeddingJob(ranked.prompts, cancelled, taking_of(self, ranked.way), ranked.seconds)
+        return EmbeddingJob(ranked.prompts, cancelled, self._taking(ranked.way), ranked.seconds)
+
+    def _taking(self, way: str) -> Taking:
+        return replace(taking_of(self, way), adapter=self.adapter)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """The vector of each of ``prompts`` (token ids): float32 [prompts, vector_size], each as long as 1."""
@@ -234,7 +260,7 @@ class Engine:
                 param="min_tokens",
             )
         self._check_allowed(params)
-        return Request(tuple(prompt), params, continues)
+        return Request(tuple(prompt), params, continues, adapter=self.adapter)
 
     def _check_allowed(self, params: GenerationParams) -> None:
         """Refuse tokens that leave nothing to choose from."""

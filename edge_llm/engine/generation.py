@@ -115,7 +115,7 @@ class Generation:
 
     def start(self, memory: Memory[Any]) -> None:
         """Run in a sequence of ``memory``, which may know a beginning of the text already."""
-        self.sequence = memory.open(self.known) if self._scoring is None else memory.open()
+        self.sequence = memory.open(self.known if self._scoring is None else (), self.request.adapter)
         self._reached(self.sequence.length)
         if self._cached_tokens is None:
             self._cached_tokens = self.progress.cached = self.sequence.length

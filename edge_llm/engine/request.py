@@ -33,6 +33,8 @@ class Request:
     """Control tokens whose text is part of the answer's text, because somebody looks for it there."""
     enough: Callable[[], Enough] | None = field(default=None, compare=False)
     """What else ends the answer."""
+    adapter: int = 0
+    """The number of the adapter that it is computed with; 0: none."""
 
 
 @dataclass

@@ -79,7 +79,7 @@ class Vacancy:
     def look(self) -> RunnerInside:
         return RunnerInside()
 
-    def open(self, tokens: Sequence[int] = ()) -> NoReturn:
+    def open(self, tokens: Sequence[int] = (), adapter: int = 0) -> NoReturn:
         self._refuse()
 
     def reserve(self, sequence: Any, tokens: int) -> NoReturn:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from edge_llm.engine.contract import Service
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
@@ -56,16 +57,27 @@ class BatchingService:
         return stream
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
+        return self.embed_with(self._engine, prompts)
+
+    def embed_with(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
+        """`embed` with ``engine``, which may have an adapter."""
         if not prompts:
             raise UsageError("there is nothing to embed; give at least one text", param="input")
         for prompt in prompts:
             self._check_fits(len(prompt))
-        return self._queued(self._engine.embedding_job(prompts, lambda: self._hurry))
+        return self._queued(engine.embedding_job(prompts, lambda: self._hurry))
+
+    def adapted(self, engine: Engine) -> Service:
+        return AdaptedService(engine, self)
 
     def rank(self, ranked: Ranked) -> Future[np.ndarray]:
+        return self.rank_with(self._engine, ranked)
+
+    def rank_with(self, engine: Engine, ranked: Ranked) -> Future[np.ndarray]:
+        """`rank` with ``engine``, which may have an adapter."""
         for prompt in ranked.prompts:
             self._check_fits(len(prompt))
-        return self._queued(self._engine.ranking_job(ranked, lambda: self._hurry))
+        return self._queued(engine.ranking_job(ranked, lambda: self._hurry))
 
     def _queued(self, job: EmbeddingJob) -> Future[np.ndarray]:
         with HeldInterrupt(), self._changed:
@@ -119,3 +131,35 @@ class BatchingService:
                 while (left := until - time.monotonic()) > 0 and not self._closing:
                     self._changed.wait(left)
             return self._driver.busy
+
+
+class AdaptedService:
+    """A `Service` that answers with ``engine``, which has an adapter, in the queue and the steps of the model's ``service``."""
+
+    def __init__(self, engine: Engine, service: BatchingService) -> None:
+        self._engine = engine
+        self._service = service
+
+    def submit(self, request: Request) -> DeltaStream:
+        return self._service.submit(request)
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
+        return self._service.embed_with(self._engine, prompts)
+
+    def rank(self, ranked: Ranked) -> Future[np.ndarray]:
+        return self._service.rank_with(self._engine, ranked)
+
+    def adapted(self, engine: Engine) -> Service:
+        return self._service.adapted(engine)
+
+    def close(self, *, drain_seconds: float) -> None:
+        """The model's own service ends all."""
+
+    @property
+    def running(self) -> int:
+        """Those of the model and all its adapters."""
+        return self._service.running
+
+    @property
+    def waiting(self) -> int:
+        return self._service.waiting

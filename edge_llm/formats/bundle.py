@@ -208,7 +208,7 @@ class Bundle:
             _read_checked(self.folder, record)
 
     def has_file(self, name: str) -> bool:
-        """True if the bundle has the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`)."""
+        """True if the bundle has the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`, or `FOLDS`)."""
         return any(record["name"] == name for record in self.manifest["files"])
 
     def read_file(self, name: str) -> bytes:
@@ -217,6 +217,10 @@ class Bundle:
         if record is None:
             raise corrupt(f"the bundle `{self.folder}` has no `{name}`")
         return _read_checked(self.folder, record)
+
+    def side_files(self) -> dict[str, bytes]:
+        """The side files that it has, by their names."""
+        return {name: self.read_file(name) for name in SIDE_FILES if self.has_file(name)}
 
     def float_source(self) -> Path | None:
         """Place of the float weights that this bundle was made from; None when they are not there any more."""

@@ -26,6 +26,7 @@ from edge_llm.formats.layout import (
     unit_of,
 )
 from edge_llm.formats.manifest import (
+    FOLDS,
     FORMAT,
     MANIFEST,
     SIDE_FILES,
@@ -101,8 +102,8 @@ class BundleWriter:
         return list(self._tensors)
 
     def add_file(self, name: str, chunks: Iterable[bytes | np.ndarray]) -> None:
-        """Write the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`) from pieces: bytes or uint8 [n]."""
-        if name not in SIDE_FILES + SOURCE_FILES:
+        """Write the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`, or `FOLDS`) from pieces: bytes or uint8 [n]."""
+        if name not in (*SIDE_FILES, *SOURCE_FILES, FOLDS):
             raise ValueError(f"a bundle has no file {name!r}")
         path = self.folder / name
         with storage_errors(path):

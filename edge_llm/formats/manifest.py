@@ -50,6 +50,9 @@ SIDE_FILES = (
 """The files that `text` reads; they have the names of a Hugging Face folder."""
 SOURCE_FILES = ("source/config.json", "source/model.safetensors")
 """Float weights in Hugging Face layout, where the import kept them."""
+FOLDS = "folds.safetensors"
+"""The factors that were folded into every layer (`edge_llm.convert.kept_folds`)."""
+_FILES = (*SIDE_FILES, *SOURCE_FILES, FOLDS)
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 _KEYS = frozenset(
@@ -299,7 +302,7 @@ def check_files(raw: list[Any]) -> None:
         if not isinstance(record, dict) or set(record) != {"name", "bytes", "crc32c"}:
             raise corrupt("the file table in the manifest is malformed")
         name = record["name"]
-        if name not in SIDE_FILES + SOURCE_FILES or name in names:
+        if name not in _FILES or name in names:
             raise corrupt(f"the manifest lists the file `{str(name)[:80]}`, which is unknown or listed twice")
         if type(record["bytes"]) is not int or type(record["crc32c"]) is not int:
             raise corrupt(f"the file `{name}` in the manifest is malformed")

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
-from edge_llm.kv.prefix import PrefixIndex
+from edge_llm.kv.prefix import PrefixIndex, identities
 from edge_llm.kv.sequence import KVPages, SequencePages
 from edge_llm.kv.states import SequenceStates, StateIndex, StateSlots
 from edge_llm.kv.windows import Windows
@@ -33,14 +33,18 @@ class KVMemory:
     """The pages ``kv`` of a device, shared between running sequences and the beginnings of earlier ones.
 
     ``identity`` stands for the model and its numbers: pages of other models are never taken for this one's.  ``disk``, where
-    given, adds the host pages that it stores; it must have the same identity.
+    given, adds the host pages that it stores; it must have the same identity.  ``adapters`` are digests of those that
+    sequences may have, numbered from 1; each has pages of its own.
     """
 
-    def __init__(self, kv: KVPages, identity: bytes = b"", disk: PrefixStore | None = None) -> None:
+    def __init__(
+        self, kv: KVPages, identity: bytes = b"", disk: PrefixStore | None = None, adapters: Sequence[bytes] = ()
+    ) -> None:
         self.pages = PageAllocator(kv.count, kv.page_tokens)
         """Who holds which page."""
         self._kv = kv
         self._prefix = PrefixIndex(self.pages, identity, self.pages.pages)
+        self._identities = identities(identity, adapters)
         self._disk = disk
         self._states = StateSlots(kv.slots) if kv.slots else None
         self._checkpoints = None if self._states is None else StateIndex(self._states)
@@ -48,12 +52,12 @@ class KVMemory:
         if disk is not None:
             kv.touch(disk.count(most=READY_PAGES))
 
-    def open(self, tokens: Sequence[int] = ()) -> SequencePages:
+    def open(self, tokens: Sequence[int] = (), adapter: int = 0) -> SequencePages:
         """A sequence that begins with the longest known beginning of ``tokens``, but never with all of them.
 
         The last token must be computed, because its logits are needed.
         """
-        sequence = SequencePages(self.pages, self._new_states())
+        sequence = SequencePages(self.pages, self._new_states(), adapter)
         try:
             self._adopt(sequence, tokens[:-1])
             if self._disk is not None:
@@ -88,7 +92,7 @@ class KVMemory:
                 count = found
             return count
 
-        sequence.adopt(self._prefix.match(tokens, usable))
+        sequence.adopt(self._prefix.match(tokens, self._identities[sequence.adapter], usable))
         windows.adopted(sequence)
 
     def reserve(self, sequence: SequencePages, tokens: int) -> None:
@@ -106,15 +110,15 @@ class KVMemory:
 
     def remember(self, sequence: SequencePages, tokens: Sequence[int]) -> None:
         """Remember the full pages of ``sequence``, which holds ``tokens``."""
-        held = tokens[: sequence.length]
-        self._prefix.insert(held, sequence.table, self._windows.better)
+        held, identity = tokens[: sequence.length], self._identities[sequence.adapter]
+        self._prefix.insert(held, sequence.table, identity, self._windows.better)
         if self._checkpoints is not None and sequence.states is not None:
-            keys = self._prefix.keys(held)
+            keys = self._prefix.keys(held, identity)
             for length, slot in sequence.states.checkpoints.items():
                 self._checkpoints.insert(keys[length // self.pages.page_tokens - 1], slot)
             sequence.states.drop_checkpoints()
         if self._disk is not None:
-            pages = self._disk.missing(held)
+            pages = self._disk.missing(held, identity)
             if self._windows.window:  # a beginning is of use on disk where it is whole
                 whole = self._windows.whole(sequence.table)
                 pages = [page for page in pages if page.number * PAGE_TOKENS < whole * self.pages.page_tokens]
@@ -162,7 +166,8 @@ class KVMemory:
 
     def _restore(self, disk: PrefixStore, sequence: SequencePages, tokens: Sequence[int]) -> None:
         """Append the pages of ``tokens`` that follow in ``disk`` to ``sequence``, as far as there is room beside the others."""
-        found = disk.find(tokens, sequence.length // PAGE_TOKENS)
+        identity = self._identities[sequence.adapter]
+        found = disk.find(tokens, sequence.length // PAGE_TOKENS, identity)
         room = self.pages.free + self._prefix.evictable(self.pages.pages_for(len(found) * PAGE_TOKENS))
         found = found[: room * self.pages.page_tokens // PAGE_TOKENS]
         if not found:
@@ -173,4 +178,5 @@ class KVMemory:
             self._kv.write_pages(sequence.host_pages(np.arange(start, start + len(data))), data)
             sequence.length += len(data) * PAGE_TOKENS
         sequence.truncate(sequence.length)
-        self._prefix.insert(tokens, sequence.table[: sequence.length // self.pages.page_tokens], self._windows.better)
+        whole = sequence.table[: sequence.length // self.pages.page_tokens]
+        self._prefix.insert(tokens, whole, identity, self._windows.better)

@@ -1,7 +1,8 @@
 """Which pages hold which beginning of a text: a hash chain over tokens finds full pages, a hit compares the tokens.
 
 A page's key is SHA-256 over the key of the page before it and its own tokens; the first page follows ``identity``,
-which identifies the model and its numeric scheme.  So a key names a whole beginning, and no key is shared by two models.
+which identifies the model, with an adapter or without, and its numeric scheme.  So a key names a whole beginning, and no key
+is shared by two models.
 The index is a holder of every page it knows; it evicts the least recently used first, and a page's followers before the
 page itself.
 """
@@ -37,13 +38,21 @@ def page_keys(
         yield key, tuple(tokens[first : first + page_tokens])
 
 
+def identities(model: bytes, adapters: Sequence[bytes]) -> tuple[bytes, ...]:
+    """What `page_keys` follow: for the ``model`` alone, and for it with each of the adapters that have these digests."""
+    return model, *(model + b" adapter " + digest for digest in adapters)
+
+
 class _Entry(NamedTuple):
     page: int
     tokens: tuple[int, ...]
 
 
 class PrefixIndex:
-    """Pages of finished and running sequences by the text they hold, at most ``most_pages`` of them."""
+    """Pages of finished and running sequences by the text they hold, at most ``most_pages`` of them.
+
+    Keys follow ``identity`` where a call names no other.
+    """
 
     def __init__(self, pages: PageAllocator, identity: bytes, most_pages: int) -> None:
         self._pages = pages
@@ -60,13 +69,13 @@ class PrefixIndex:
         """1 for every page that is known by its text, else 0, at one moment; any thread may ask."""
         return bytes(self._known)
 
-    def match(self, tokens: Sequence[int], usable: Usable | None = None) -> list[int]:
+    def match(self, tokens: Sequence[int], identity: bytes | None = None, usable: Usable | None = None) -> list[int]:
         """The pages that hold the longest known beginning of ``tokens``; the caller is a holder of each from now on.
 
         ``usable`` says of how many of them use can be made; None: of all.
         """
         found: list[Key] = []
-        for key, page_tokens in self._keys(tokens):
+        for key, page_tokens in self._keys(tokens, identity):
             entry = self._entries.get(key)
             if entry is None or entry.tokens != page_tokens:
                 break
@@ -79,14 +88,18 @@ class PrefixIndex:
         return taken
 
     def insert(
-        self, tokens: Sequence[int], table: Sequence[int] | np.ndarray, better: Callable[[int, int], bool] | None = None
+        self,
+        tokens: Sequence[int],
+        table: Sequence[int] | np.ndarray,
+        identity: bytes | None = None,
+        better: Callable[[int, int], bool] | None = None,
     ) -> None:
         """Remember the full pages of ``table`` (which hold ``tokens``) that are not known yet.
 
         ``better`` says whether a page is to take the place of another that is known for the same text.
         """
         chain: list[Key] = []
-        for (key, page_tokens), page in zip(self._keys(tokens), table, strict=False):
+        for (key, page_tokens), page in zip(self._keys(tokens, identity), table, strict=False):
             if better is not None and key in self._entries and better(int(page), self._entries[key].page):
                 self._forget(key)
             if key not in self._entries:
@@ -117,12 +130,12 @@ class PrefixIndex:
         """Pages that `evict` could free; counts no further than ``most``."""
         return sum(1 for _ in islice(self._free(), most))
 
-    def keys(self, tokens: Sequence[int]) -> list[Key]:
+    def keys(self, tokens: Sequence[int], identity: bytes | None = None) -> list[Key]:
         """The keys of the full pages of ``tokens``."""
-        return [key for key, _ in self._keys(tokens)]
+        return [key for key, _ in self._keys(tokens, identity)]
 
-    def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[Key, tuple[int, ...]]]:
-        return page_keys(self._identity, tokens, self._pages.page_tokens)
+    def _keys(self, tokens: Sequence[int], identity: bytes | None) -> Iterator[tuple[Key, tuple[int, ...]]]:
+        return page_keys(identity or self._identity, tokens, self._pages.page_tokens)
 
     def _free(self) -> Iterator[Key]:
         """The pages without another holder, least recently used first."""

@@ -86,11 +86,14 @@ class PrefixStore:
         except OSError:
             return 0
 
-    def find(self, tokens: Sequence[int], first: int = 0) -> list[Page]:
-        """The pages of ``tokens`` from number ``first`` on, up to the first without a file."""
+    def find(self, tokens: Sequence[int], first: int = 0, identity: bytes | None = None) -> list[Page]:
+        """The pages of ``tokens`` from number ``first`` on, up to the first without a file.
+
+        ``identity`` is the store's own where it is None; the model with an adapter has another one.
+        """
         found = []
         missing = False
-        for page in pages_of(self.identity, tokens):
+        for page in pages_of(identity or self.identity, tokens):
             if page.number < first:
                 continue
             missing = missing or not self._has_file(page)
@@ -117,11 +120,11 @@ class PrefixStore:
         self.counts.read += done
         self._touch(pages[:done])
 
-    def missing(self, tokens: Sequence[int]) -> list[Page]:
-        """The full pages of ``tokens`` that are not stored yet, as many as the queue has room for."""
+    def missing(self, tokens: Sequence[int], identity: bytes | None = None) -> list[Page]:
+        """The full pages of ``tokens`` that are not stored yet, as many as the queue takes; ``identity`` as in `find`."""
         stored: list[Page] = []
         missing: list[Page] = []
-        for page in pages_of(self.identity, tokens):
+        for page in pages_of(identity or self.identity, tokens):
             (stored if page.file_name in self._known else missing).append(page)
         self._touch(stored)
         waiting = self._handed_over - self._done

@@ -55,10 +55,12 @@ class SequencePages:
     Tokens [0, length) are written and valid; [length, capacity) is room that this sequence owns but has not written.
     """
 
-    def __init__(self, allocator: PageAllocator, states: SequenceStates | None = None) -> None:
+    def __init__(self, allocator: PageAllocator, states: SequenceStates | None = None, adapter: int = 0) -> None:
         self._allocator = allocator
         self.states = states
         """What is kept of it in a fixed shape, if anything is."""
+        self.adapter = adapter
+        """The number of the adapter that its keys and values depend on; 0: none."""
         self.page_tokens = allocator.page_tokens
         """Tokens of a page."""
         self.table = np.empty(0, np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import UsageError
@@ -23,6 +23,10 @@ class Budgets:
     """Of a card's memory."""
     disk: int
     """For pages that are kept for the next start; 0: none are kept."""
+
+    def less(self, nbytes: int) -> Budgets:
+        """The same without ``nbytes`` of main memory that something else beside the weights takes."""
+        return self if self.weights is None else replace(self, weights=self.weights - nbytes)
 
 
 def read_budgets(options: RuntimeConfig, memory: int, weights: int) -> Budgets:

@@ -104,7 +104,8 @@ def _int8_runner(plan: Plan, device: Device, progress: StageProgress | None, wat
     decoder = bundle.decoder
     if plan.runtime.trace_experts is not None:
         decoder = RoutingRecorder(plan.runtime.trace_experts, bundle, weights).decoder
-    return Int8Runner(bundle.config, weights, device, plan.runtime, tables, identity, pages, decoder, watch)
+    adapters = None if plan.adapters is None else plan.adapters.ready
+    return Int8Runner(bundle.config, weights, device, plan.runtime, tables, identity, pages, decoder, watch, adapters)
 
 
 def read_weights(plan: Plan, progress: StageProgress | None = None) -> Weights:

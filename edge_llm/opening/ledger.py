@@ -27,18 +27,21 @@ class MemoryNeeds:
     """The tokenizer in main memory, about."""
     states: int = 0
     """What layers keep in a fixed shape of running sequences and of checkpoints, in main memory, when all slots are in use."""
+    adapters: int = 0
+    """Adapters that requests may name, in main memory."""
 
     @property
     def main(self) -> int:
         """Bytes of main memory."""
-        return self.weights + self.pages + self.states + self.work + self.texts
+        return self.weights + self.pages + self.states + self.work + self.texts + self.adapters
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
         """What takes main memory, in words, and its bytes."""
         first = ("weights", self.weights), ("keys and values", self.pages)
         states = [("states of sequences", self.states)] if self.states else []
-        return *first, *states, ("activations", self.work), ("tokenizer", self.texts)
+        last = (("adapters", self.adapters),) if self.adapters else ()
+        return *first, *states, ("activations", self.work), ("tokenizer", self.texts), *last
 
     def __add__(self, other: MemoryNeeds) -> MemoryNeeds:
         pairs = zip(astuple(self), astuple(other), strict=True)

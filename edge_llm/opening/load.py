@@ -25,13 +25,14 @@ from edge_llm.formats.layout import HEAD
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.models.head import Head
 from edge_llm.models.reading import Reading
+from edge_llm.opening.adapters import open_adapters
 from edge_llm.opening.begin import begin
 from edge_llm.opening.carry_out import open_runner, open_runners, run_on_host
 from edge_llm.opening.draft_model import answer_drafter, group_drafter
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.plan import Plan
 from edge_llm.opening.resolve import check_writes, resolve
-from edge_llm.paths import find_bundle, models_folder
+from edge_llm.paths import find_bundle, models_folder, name_of
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.runner.base import Runner
@@ -55,7 +56,9 @@ def plan_of(model: str | Path | None, runtime: RuntimeConfig) -> Plan:
     """How `load_engine` would run ``model``.  Raises what `load_engine` raises but `CorruptBundle` of weights."""
     folder = find_bundle(model)
     _clear_leftovers()
-    return resolve(runtime, this_machine(), open_bundle(folder), _draft_bundle(runtime.draft))
+    bundle = open_bundle(folder)
+    adapters = open_adapters(runtime.lora, bundle, name_of(folder))
+    return resolve(runtime, this_machine(), bundle, _draft_bundle(runtime.draft), adapters)
 
 
 def _clear_leftovers() -> None:
@@ -80,7 +83,7 @@ def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: f
     reading_texts = partial(load_texts, plan.bundle.folder, plan.bundle.config.vocab_size)
     (tokenizer, template), (plan, runner, draft) = _together(reading_texts, partial(open_runners, plan, progress))
     defaults = generation_defaults(plan.bundle.generation_config)
-    return Engine(
+    engine = Engine(
         name=plan.name,
         config=plan.bundle.config,
         tokenizer=tokenizer,
@@ -96,6 +99,9 @@ def open_engine(plan: Plan, progress: StageProgress | None = None, *, started: f
         served=defaults.served,
         head=head_of(plan.bundle),
     )
+    for number, one in enumerate(plan.adapters.named if plan.adapters is not None else (), 1):
+        engine.add_adapter(one.name, number, one.template)
+    return engine
 
 
 def head_of(bundle: Bundle) -> Head:

@@ -13,9 +13,10 @@ from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.sizes import Sizes
 from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.opening.adapter_plan import OpenAdapters
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle
+from edge_llm.paths import name_of
 from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site
 from edge_llm.weights.plan import MemoryPlan, StagingPlan, layer_ranges
@@ -79,6 +80,8 @@ class Plan:
     """CPUs that the process is bound to; None: it stays as it is."""
     device: Device | None = field(default=None, repr=False, compare=False)
     """Found, and nothing of the model on it; None for a float model."""
+    adapters: OpenAdapters | None = field(default=None, repr=False, compare=False)
+    """Those that requests may name, if any."""
     draft: Plan | None = None
     """Of the draft model, if one guesses ahead."""
     host: Plan | None = field(default=None, repr=False)
@@ -90,7 +93,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        return BUILTIN_MODEL_NAME if self.bundle.folder == builtin_bundle() else self.bundle.folder.name
+        return name_of(self.bundle.folder)
 
     @property
     def threads(self) -> int:
@@ -164,6 +167,7 @@ class Plan:
             "chunk": self.chunk,
             "window": self.runtime.window,
             "draft": self.draft.name if self.draft is not None else self.options.draft,
+            "adapters": [one.name for one in self.adapters.named] if self.adapters is not None else [],
             "prefix_cache_bytes": self.prefix_bytes,
             "weights_budget_bytes": self.weights.budget,
             "resident_layers": list(host.resident),
@@ -230,5 +234,6 @@ def expert_words(experts: Mapping[str, int], token_bytes: int) -> str:
 
 
 def _sum_of(memory: Mapping[str, int]) -> str:
-    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"], texts=memory["texts"], states=memory["states"])
+    beside = {name: memory[name] for name in ("texts", "states", "adapters")}
+    needs = MemoryNeeds(memory["weights"], memory["pages"], memory["work"], **beside)
     return f"{byte_size(needs.main)}: " + ", ".join(f"{words} {byte_size(count)}" for words, count in needs.parts)

@@ -15,7 +15,7 @@ from edge_llm.errors import EdgeLLMError, StorageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.opening.numerics import numerics_version
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, prefix_cache_folder
+from edge_llm.paths import name_of, prefix_cache_folder
 
 log = logging.getLogger("edge_llm.engine")
 
@@ -51,9 +51,8 @@ def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig, page_bytes: int, b
     """
     if budget == 0:
         return None
-    builtin = bundle.folder == builtin_bundle()
     label = {
-        "model": BUILTIN_MODEL_NAME if builtin else bundle.folder.name,
+        "model": name_of(bundle.folder),
         "bundle": str(bundle.folder.absolute()),
         "weights": weights_digest(bundle),
         "numerics": numerics_version(),

@@ -15,18 +15,21 @@ from edge_llm.decoding.draft import own_layers
 from edge_llm.devices import has_card, open_device
 from edge_llm.devices.base import CardKeeper, Device, DeviceOptions, Room
 from edge_llm.devices.model import activation_bytes
-from edge_llm.errors import DeviceError, EdgeLLMError, UsageError
+from edge_llm.errors import DeviceError, EdgeLLMError, OutOfMemory, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.states import slots_for
 from edge_llm.models.layer import Decoder
+from edge_llm.opening.adapter_plan import OpenAdapters
 from edge_llm.opening.budgets import Budgets, read_budgets
 from edge_llm.opening.defaults import fill_defaults
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
 from edge_llm.opening.plan import CardShare, Plan, WeightsPlan, may_move, moved, refused
+from edge_llm.progress import byte_size
+from edge_llm.resources import free_memory
 from edge_llm.runner.base import FLOAT_SITE, Site
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
@@ -46,10 +49,16 @@ def check_writes(bundle: Bundle) -> None:
         raise UsageError(f"`{bundle.folder.name}` is an encoder, which writes no text that could be measured", param="model")
 
 
-def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bundle | None = None) -> Plan:
+def resolve(
+    options: RuntimeConfig,
+    machine: Machine,
+    bundle: Bundle,
+    draft: Bundle | None = None,
+    adapters: OpenAdapters | None = None,
+) -> Plan:
     """How the model in ``bundle`` runs on ``machine`` under ``options``; on the host where `auto` chose a card that refuses.
 
-    ``draft`` is the model that guesses ahead, where ``options`` name one.
+    ``draft`` is the model that guesses ahead, and ``adapters`` are those of requests, where ``options`` name some.
 
     Raises `UsageError` for options that are invalid, contradict each other, the model or the machine, for budgets that are too
     small, and for a draft model of another tokenizer; `DeviceError` for a device that was asked for and cannot be used.
@@ -58,16 +67,17 @@ def resolve(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bun
     runtime, here = fill_defaults(options, bundle.config, machine)
     check_own_layers(runtime, bundle)
     gap = machine.auto.remedy if options.device == AUTO and not options.float_path else ""
-    notices = (f"--device auto uses the host: {machine.auto.reason}; {gap}",) if gap else ()
+    of_host = (f"--device auto uses the host: {machine.auto.reason}; {gap}",) if gap else ()
+    of_adapters = () if adapters is None else adapters.notices
     try:
-        plan = _resolved(runtime, here, bundle, draft)
-        plan = replace(plan, notices=(*notices, *plan.notices))
+        plan = _resolved(runtime, here, bundle, draft, adapters)
+        plan = replace(plan, notices=(*of_host, *of_adapters, *plan.notices))
     except DeviceError as error:
         if not may_move(runtime):
             raise
         reason = refused(runtime.device, error)
-        plan = _resolved(_host_options(runtime, reason), here, bundle, draft)
-        plan = replace(plan, notices=(moved(reason), *plan.notices))
+        plan = _resolved(_host_options(runtime, reason), here, bundle, draft, adapters)
+        plan = replace(plan, notices=(moved(reason), *of_adapters, *plan.notices))
     if draft is not None:
         plan = plan.with_draft(_draft_plan(runtime, here, plan, draft))
     return replace(plan, cpus=None if here is machine else frozenset(here.cpus))
@@ -110,16 +120,33 @@ def check_own_layers(options: RuntimeConfig, bundle: Bundle) -> None:
         raise UsageError(f"{wish}: {refusal}", param="draft")
 
 
-def _resolved(options: RuntimeConfig, machine: Machine, bundle: Bundle, draft: Bundle | None = None) -> Plan:
+def _resolved(
+    options: RuntimeConfig,
+    machine: Machine,
+    bundle: Bundle,
+    draft: Bundle | None = None,
+    adapters: OpenAdapters | None = None,
+) -> Plan:
     """The plan of the filled-in ``options``, with that of the host where they have another device.
 
     --kv-memory has room for the keys and values of ``draft``, too.
     """
     stored = WeightSizes.of_bundle(bundle)
     budgets = read_budgets(options, machine.memory, stored.total)
+    beside = 0 if draft is None else page_bytes(draft.decoder.attentions)
+    if adapters is not None:
+        _check_room(adapters, options, budgets.weights)
+        try:
+            plan = _int8_plan(options, machine, bundle, stored, budgets.less(adapters.nbytes), beside)
+        except UsageError as error:
+            if error.param != "memory":
+                raise
+            raise UsageError(
+                f"{error}; adapters take {byte_size(adapters.nbytes)} of --memory `{options.memory}`", param="memory"
+            ) from None
+        return replace(plan, adapters=adapters, memory=plan.memory + MemoryNeeds(adapters=adapters.nbytes))
     if options.float_path:
         return _float_plan(options, machine, bundle)
-    beside = 0 if draft is None else page_bytes(draft.decoder.attentions)
     plan = _int8_plan(options, machine, bundle, stored, budgets, beside)
     if options.device == "host":
         return plan
@@ -315,3 +342,25 @@ def _draft_plan(options: RuntimeConfig, machine: Machine, target: Plan, draft: B
 def _tokenizer_file(bundle: Bundle) -> Mapping[str, Any] | None:
     """Size and checksum of the tokenizer, as the manifest has them; None where there is none."""
     return next((dict(file) for file in bundle.manifest["files"] if file["name"] == "tokenizer.json"), None)
+
+
+def _check_room(adapters: OpenAdapters, options: RuntimeConfig, budget: int | None) -> None:
+    """Raise an error of the tree where ``adapters`` cannot be beside a model as ``options`` say, within ``budget`` bytes."""
+    if options.float_path:
+        raise UsageError("--float computes with the model's float weights alone; import it with --lora", param="lora")
+    if has_card(options.device):
+        raise DeviceError(
+            f"the device `{shown(options.device)}` adds no adapters request by request; use --device host, or merge one: "
+            "`edge-llm import MODEL --lora FOLDER`"
+        )
+    if budget is not None and adapters.nbytes >= budget:
+        raise UsageError(
+            f"--memory `{options.memory}` allows {byte_size(budget)}, and the {len(adapters.named)} adapters alone take "
+            f"{byte_size(adapters.nbytes)}; name fewer with --lora, or allow more",
+            param="memory",
+        )
+    if adapters.nbytes > (free := free_memory()):
+        raise OutOfMemory(
+            f"the {len(adapters.named)} adapters take {byte_size(adapters.nbytes)} and {byte_size(free)} of memory are free; "
+            "name fewer with --lora"
+        )

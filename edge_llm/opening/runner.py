@@ -9,9 +9,11 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Watch
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
+from edge_llm.opening.adapters import open_adapters
 from edge_llm.opening.carry_out import open_runner
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.resolve import check_writes, resolve
+from edge_llm.paths import name_of
 from edge_llm.runner.base import Runner
 from edge_llm.runner.runner import Int8Runner
 
@@ -29,7 +31,8 @@ def load_runner(
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")
-    plan = resolve(replace(runtime, context=context), this_machine(), bundle)
+    adapters = open_adapters(runtime.lora, bundle, name_of(bundle.folder))
+    plan = resolve(replace(runtime, context=context), this_machine(), bundle, adapters=adapters)
     return open_runner(plan, watch=watch), plan.runtime
 
 

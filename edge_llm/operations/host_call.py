@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from edge_llm.kernels import ThreadPool
+    from edge_llm.kernels import LowRank, ThreadPool
     from edge_llm.kernels.activation import Activation
     from edge_llm.kernels.program import Program
     from edge_llm.operations.keeps import Span
@@ -134,6 +134,15 @@ class HostCall(Protocol):
 
     @property
     def gains(self) -> Mapping[str, np.ndarray]: ...
+    @property
+    def low_ranks(self) -> Mapping[str, LowRank]:
+        """What adapters add to linears, by the linears' names; empty where no row has one."""
+        ...
+
+    def scratch(self, use: str, rows: int, width: int) -> np.ndarray:
+        """Memory for what is between an adapter's products, float32 [rows, width]; later calls of this ``use`` share it."""
+        ...
+
     @property
     def pages(self) -> HostPages: ...
     @property

@@ -30,7 +30,8 @@ from edge_llm.operations.base import (
 )
 
 if TYPE_CHECKING:
-    from edge_llm.operations.host_call import HostCall
+    from edge_llm.kernels import LowRank
+    from edge_llm.operations.host_call import HostCall, HostWeight
     from edge_llm.operations.questions import AnyLayer, AnyLinear, AnyNorm
 
 _ROWS = 8192
@@ -185,6 +186,10 @@ class Linear(Operation):
         product = _rows_of(call.buffers[PRODUCT], len(x), self.rows) if PRODUCT in op.writes else None
         into, in_pass = (out, op.gate) if product is None else (product, None)
         shadow, pool = call.shadow, call.pool
+        low_rank = call.low_ranks.get(self.name)
+        if low_rank is not None:
+            self._add_adapted(call, weight, low_rank)
+            return
         if weight.add_to(call.native, x, add=add, shadow=shadow, gain=gain, eps=eps, gate=in_pass, out=into):
             if product is not None:
                 assert op.gate is not None
@@ -196,6 +201,34 @@ class Linear(Operation):
             weight.apply(x[:rows], pool, add=added, shadow=shadow, gain=gain, eps=eps, gate=op.gate, out=result)
 
         call.add(apply)
+
+    def _add_adapted(self, call: HostCall, weight: HostWeight, low_rank: LowRank) -> None:
+        """It, with what the rows' adapters add to its product before the gate."""
+        op, native = call.op, call.native
+        x, out = call.buffers[op.reads[0]], call.buffers[op.writes[0]]
+        add = call.buffers[op.adds] if op.adds else None
+        gain, eps = (call.gains[op.norm.gain.name], op.norm.eps) if op.norm else (None, 0.0)
+        between = call.scratch("ranks", len(x), low_rank.widest)
+        product = out if op.gate is None else call.scratch("product", len(x), self.rows)
+        native.low_rank_down(x, low_rank, gain=gain, eps=eps, out=between)  # first: the result may lie where x does
+        if not weight.add_to(native, x, add=add, shadow=call.shadow, gain=gain, eps=eps, gate=None, out=product):
+            call.add(lambda rows, _: self._apply(call, weight, x[:rows], add, gain, eps, product[:rows]))
+        call.native.low_rank_up(between, low_rank, out=product)
+        if op.gate is not None:
+            call.native.gated(product, op.gate, out=out)
+
+    @staticmethod
+    def _apply(
+        call: HostCall,
+        weight: HostWeight,
+        x: np.ndarray,
+        add: np.ndarray | None,
+        gain: np.ndarray | None,
+        eps: float,
+        out: np.ndarray,
+    ) -> None:
+        added = None if add is None else add[: len(x)]
+        weight.apply(x, call.pool, add=added, shadow=call.shadow, gain=gain, eps=eps, out=out)
 
 
 def norm_of(layer: AnyLayer, linear: AnyLinear) -> AnyNorm | None:

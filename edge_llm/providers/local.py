@@ -21,6 +21,7 @@ from edge_llm.engine.inside import Inside, look
 from edge_llm.engine.request import Delta, Finish, Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ModelNotFound, Unavailable, UsageError
+from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import int8_bytes, sizes
 from edge_llm.models import describe
@@ -44,12 +45,16 @@ MOST_COUNTED = 4 << 20
 
 
 class LocalCatalogue:
-    """The models that are imported here; ``runtime`` is how they are run where a chat wants nothing else."""
+    """The models that are imported here; ``runtime`` is how they are run where a chat wants nothing else.
+
+    An adapter in ``runtime`` is for the model ``adapted`` alone.
+    """
 
     can_fetch = True
 
-    def __init__(self, runtime: RuntimeConfig) -> None:
+    def __init__(self, runtime: RuntimeConfig, adapted: str | None = None) -> None:
         self._runtime = runtime
+        self._adapted = adapted
 
     def rows(self) -> Sequence[ModelRow]:
         free = free_memory()
@@ -69,8 +74,8 @@ class LocalCatalogue:
             ) from None
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
-        runtime = changed(self._runtime, wanted.runtime)
-        engine = load_engine(wanted.model, runtime, progress)
+        here = self._runtime if wanted.model == self._adapted else replace(self._runtime, lora=())
+        engine = load_engine(wanted.model, changed(here, wanted.runtime), progress).with_only_adapter
         with open_bundle(find_bundle(wanted.model)) as bundle:
             provider = LocalProvider(engine, generation_defaults(bundle.generation_config).left_out)
             provider.see_weights(describe(bundle.config).parameters, sizes(bundle).precision, bundle.size)
@@ -174,9 +179,10 @@ class LocalProvider:
     def _facts_of(self, engine: Engine) -> Facts:
         notes = [NO_TEMPLATE] if engine.template.is_default else []
         notes += [engine.runner.site.note] if engine.runner.site.note else []
+        notes += [f"It answers with the adapter `{shown(engine.name)}`."] if engine.base else []
         notes += [f"A sampling default of this model's author is left out: {reason}" for reason in self._left_out]
         return Facts(
-            engine.name,
+            engine.base or engine.name,
             engine.runner.context,
             str(engine.runner.site),
             differences(engine.defaults),

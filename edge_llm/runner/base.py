@@ -65,8 +65,11 @@ class Segment(Generic[State]):
 class Memory(Protocol[State]):
     """Where sequences live, and what is remembered of earlier ones."""
 
-    def open(self, tokens: Sequence[int] = ()) -> State:
-        """A sequence that holds as much of the beginning of ``tokens`` as is known, but not the last of them."""
+    def open(self, tokens: Sequence[int] = (), adapter: int = 0) -> State:
+        """A sequence that holds as much of the beginning of ``tokens`` as is known, but not the last of them.
+
+        It is computed with the ``adapter`` of this number; 0: with none.
+        """
         ...
 
     def reserve(self, sequence: State, tokens: int) -> None:

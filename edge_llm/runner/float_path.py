@@ -30,7 +30,8 @@ class FloatMemory:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def open(self, tokens: Sequence[int] = ()) -> FloatSequence:
+    def open(self, tokens: Sequence[int] = (), adapter: int = 0) -> FloatSequence:
+        assert adapter == 0, "planned for the kernels"
         return FloatSequence(self._decoder)
 
     def reserve(self, sequence: FloatSequence, tokens: int) -> None:

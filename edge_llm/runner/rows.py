@@ -41,12 +41,13 @@ def pack(
     """
     laid, wanted = _lay_out(segments)
     kinds, spans = _kinds(segments), _spans(segments)
-    table, total = _page_table(segments), len(laid[0])
+    table, total, adapters = _page_table(segments), len(laid[0]), _adapters(segments)
     cuts = _between([len(segment.tokens) for segment in segments], lengths[-1]) if whole else split(0, total, lengths[-1])
     for number, (first, end) in enumerate(cuts):
         tokens, sequence, position, slots = laid if end - first == total else [array[first:end] for array in laid]
         of_pairs, of_states = None if kinds is None else kinds[first:end], _spans_inside(spans, first, end)
-        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table, of_pairs, of_states)
+        its = None if adapters is None or not adapters[first:end].any() else adapters[first:end]
+        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table, of_pairs, of_states, its)
         yield Chunk(number % window, rows, _inside(wanted[False], first, end), _inside(wanted[True], first, end))
 
 
@@ -80,6 +81,12 @@ def _kinds(segments: Sequence[Segment[SequencePages]]) -> np.ndarray | None:
         for segment in segments
     ]
     return np.concatenate(found).astype(np.int32)
+
+
+def _adapters(segments: Sequence[Segment[SequencePages]]) -> np.ndarray | None:
+    """The adapter of every row, int32; None where none has one."""
+    numbers = [segment.sequence.adapter for segment in segments]
+    return np.repeat(np.array(numbers, np.int32), [len(one.tokens) for one in segments]) if any(numbers) else None
 
 
 def _slots(sequence: SequencePages, start: int, end: int) -> list[int]:

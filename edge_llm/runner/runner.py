@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_llm import scheduler
 from edge_llm.config import DEFAULT_CHUNK, ModelConfig, RuntimeConfig
-from edge_llm.devices.base import Chunk, Device, Room, Watch
+from edge_llm.devices.base import Adaptable, Chunk, Device, Room, Watch
 from edge_llm.errors import ContextOverflow
 from edge_llm.kernels.activation import soft_cap
 from edge_llm.kernels.pointwise import activate
@@ -31,6 +31,7 @@ from edge_llm.runner.prefill import prefill_graph
 from edge_llm.runner.rows import chunk_lengths, pack
 from edge_llm.runner.windows import PromptWindows
 from edge_llm.runner.work import StepMeter
+from edge_llm.weights.adapters import Adapters
 from edge_llm.weights.base import Weights
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Int8Runner:
 
     ``identity`` stands for the model and its numbers: pages of other models are never taken for this one's.
     ``prefix_store`` keeps pages on disk; it must be of the same identity.  ``decoder`` is the model's description where some
-    linears have another weight scheme than most.  ``watch`` sees every operation.
+    linears have another weight scheme than most.  ``watch`` sees every operation.  Sequences may have one of the ``adapters``,
+    where the device's model is `Adaptable`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Int8Runner:
         prefix_store: PrefixStore | None = None,
         decoder: Decoder | None = None,
         watch: Watch | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.config = config
         self.context = runtime.context or config.context
@@ -72,7 +75,10 @@ class Int8Runner:
         self._whole = decoder.is_encoder
         self.model = device.open(decoder, weights, tables, room, watch)
         """The model on its device."""
-        self.memory = KVMemory(self.model.kv, identity, prefix_store)
+        if adapters is not None:
+            assert isinstance(self.model, Adaptable), "planned for a device that takes adapters"
+            self.model.adapt(adapters)
+        self.memory = KVMemory(self.model.kv, identity, prefix_store, adapters.digests if adapters else ())
         lanes = dict.fromkeys(part.lane for parts in self.model.layer_parts for part in parts)
         self.policy = choose_policy(runtime.policy, list(lanes))
         """Order of the tasks of a window; it changes no result."""
@@ -172,7 +178,7 @@ class Int8Runner:
     def _step_row(self, segment: Segment[SequencePages], cancel: Cancel | None) -> np.ndarray | None:
         """The step of one token of one sequence as one call; None, with nothing done, where it is more than that."""
         run_row = self.model.step_row
-        one = len(segment.tokens) == 1 and segment.wanted == 1 and not segment.states
+        one = len(segment.tokens) == 1 and segment.wanted == 1 and not (segment.states or segment.sequence.adapter)
         if run_row is None or not one or self.on_trace is not None or segment.sequence.states is not None:
             return None
         sequence, start = segment.sequence, segment.sequence.length

@@ -16,10 +16,16 @@ LoadModel = Callable[[StageProgress], tuple[Engine, Service]]
 
 
 class ModelHost:
-    """One model, known by ``names`` (its own first), loading until `start` is called."""
+    """One model, known by ``names`` (its own first), loading until `start` is called.
 
-    def __init__(self, names: Sequence[str], metrics: Metrics | None = None) -> None:
+    ``beside`` are hosts of its adapters, which start with it; each has the name of its adapter.
+    """
+
+    def __init__(
+        self, names: Sequence[str], metrics: Metrics | None = None, beside: Sequence[ModelHost] = ()
+    ) -> None:
         self.names = tuple(names)
+        self.beside = tuple(beside)
         self.verbose = False
         """Whether each chat completion shows the prompt that the model read."""
         self.metrics = metrics or Metrics()
@@ -43,6 +49,9 @@ class ModelHost:
         tokenizer = engine.tokenizer
         self._longest_token = max(len(tokenizer.token_bytes(token)) for token in range(engine.config.vocab_size))
         self._engine, self._service = engine, service
+        for host in self.beside:
+            adapted = engine.adapted[host.names[0]]
+            host.start(adapted, service.adapted(adapted))
 
     def close(self, *, drain_seconds: float) -> None:
         """End the service, or the loading of it."""

@@ -99,6 +99,8 @@ def capabilities(engine: Engine) -> dict[str, bool]:
 def model_entry(pool: ModelPool, model: ModelStatus, name: str) -> dict[str, Any]:
     """What is told of ``model`` by one ``name`` of it."""
     entry: dict[str, Any] = {"id": name, "object": "model", "created": pool.created, "owned_by": "edge-llm"}
+    if model.parent:
+        entry["parent"] = model.parent
     entry["status"] = {"value": model.state}
     if model.state == "loading":
         stage, done, total = model.progress

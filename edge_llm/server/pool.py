@@ -35,6 +35,8 @@ class ModelStatus:
     """When it is unloaded if nobody asks again, in seconds since 1970; None: no such time."""
     host: ModelHost | None = None
     """What loads it, or answers with it; use it under a lease."""
+    parent: str = ""
+    """Of an adapter, the name of its model."""
 
 
 class Lease:
@@ -58,7 +60,7 @@ class ModelPool:
     """
 
     def __init__(self, host: ModelHost, *, strict: bool = False, journal: Callable[[str], None] = no_journal) -> None:
-        """The pool of the one model of ``host``; ``strict``: other names than its own are refused."""
+        """The pool of the one model of ``host`` and its adapters; ``strict``: other names than theirs are refused."""
         self._share(journal, host.metrics, host)
         self._host = host
         self._strict = strict
@@ -95,22 +97,34 @@ class ModelPool:
         host = self._host
         state: State = "loaded" if host.ready else "loading" if host.failure is None else "failed"
         size = host.engine.facts.weights_bytes if host.ready else None
-        return [ModelStatus(host.names, state, size, host.progress, host=host)]
+        model = ModelStatus(host.names, state, size, host.progress, host=host)
+        parent = host.names[0]
+        beside = [ModelStatus(one.names, state, size, host.progress, host=one, parent=parent) for one in host.beside]
+        return [model, *beside]
 
     def find(self, name: str | None) -> str:
         """The own name of the model that answers requests for ``name``; None: for no name.  Raises `ModelNotFound`."""
-        if name and self._strict and name not in self._host.names:
+        return self._of(name).names[0]
+
+    def _of(self, name: str | None) -> ModelHost:
+        """The host that answers requests for ``name``.  Raises `ModelNotFound`."""
+        adapter = next((one for one in self._host.beside if name in one.names), None)
+        if adapter is None and name and self._strict and name not in self._host.names:
             raise self.unknown(name)
-        return self._host.names[0]
+        return adapter or self._host
 
     def unknown(self, name: str) -> ModelNotFound:
         """The error for a ``name`` that no model here has."""
-        listed = f"GET /v1/models lists: {', '.join(self._host.names)}"
+        listed = f"GET /v1/models lists: {', '.join(name for one in self.models() for name in one.names)}"
         return ModelNotFound(f"no model `{shown(name)}` here; {listed}", model=name)
 
     def counted(self) -> Sequence[tuple[str, Metrics, ModelHost | None]]:
         """(label of its lines, what was counted since the server began, its host if it is loaded) of every model asked for."""
-        return [("", self._host.metrics, self._host if self._host.ready else None)]
+        host = self._host
+        if not host.beside:
+            return [("", host.metrics, host if host.ready else None)]
+        found = [(f'model="{host.names[0]}"', host.metrics, host if host.ready else None)]
+        return found + [(f'model="{one.names[0]}"', one.metrics, None) for one in host.beside]
 
     def at_hand(self, name: str | None) -> bool:
         """Whether `acquire` gives the model called ``name``, or its error, without waiting.  Raises `ModelNotFound`."""
@@ -122,9 +136,9 @@ class ModelPool:
 
         ``keep_alive`` counts from the end of the lease.  Raises `ModelNotFound`, `Unavailable` while it cannot be had.
         """
-        self.find(name)
-        self._host.engine  # noqa: B018 - raises while it loads
-        return Lease(self._host, lambda: None)
+        host = self._of(name)
+        host.engine  # noqa: B018 - raises while it loads
+        return Lease(host, lambda: None)
 
     @contextlib.asynccontextmanager
     async def lease(self, name: str | None, keep_alive: KeepAlive = None) -> AsyncIterator[ModelHost]:

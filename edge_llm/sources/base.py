@@ -95,6 +95,26 @@ class QuantizedSource(Protocol):
         ...
 
 
+class AdapterBase(Protocol):
+    """What an adapter is checked against."""
+
+    @property
+    def path(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tokenizer(self) -> Tokenizer: ...
+
+    def side_files(self) -> Mapping[str, bytes]: ...
+
+
 class Source(Protocol):
     """An open model: settings, float tensors, tokenizer, template.  Close it, or use it as a context."""
 

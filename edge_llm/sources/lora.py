@@ -26,7 +26,7 @@ from edge_llm.files import shown
 from edge_llm.formats.limits import MAX_WEIGHT
 from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources.base import PackedSource, QuantizedSource, Source
+from edge_llm.sources.base import AdapterBase, PackedSource, QuantizedSource, Source
 from edge_llm.sources.hugging_face import digest_files, stamp
 from edge_llm.sources.quantization import plain_settings
 from edge_llm.text.chat import ChatTemplate
@@ -232,13 +232,15 @@ def _unties(adapter: Adapter) -> bool:
     return OUTPUT in changed if adapter.ties and EMBEDDING not in changed else bool(changed) and not adapter.ties
 
 
-def refuse_unknown(what: str, where: str, base: str, model: Source) -> InvalidModel:
+def refuse_unknown(what: str, where: str, base: str, model: AdapterBase) -> InvalidModel:
     """The error for ``what`` an adapter changes and ``model`` does not have; ``base`` is the model that it was made for."""
-    way_out = f"it was made for `{shown(base)}`: import that with --lora" if base else "give the model that it was made for"
+    way_out = f"it was made for `{shown(base)}`: give that model" if base else "give the model that it was made for"
     return InvalidModel(f"{where} changes `{shown(what)}`, which `{shown(model.path)}` does not have; {way_out}")
 
 
-def refuse_shape(what: str, found: Sequence[int], wanted: Sequence[int], where: str, base: str, model: Source) -> InvalidModel:
+def refuse_shape(
+    what: str, found: Sequence[int], wanted: Sequence[int], where: str, base: str, model: AdapterBase
+) -> InvalidModel:
     """The error for the tensor ``what`` of an adapter that is of another shape than ``model`` wants."""
-    way_out = f"it was made for `{shown(base)}`: import that with --lora" if base else "give the model that it was made for"
+    way_out = f"it was made for `{shown(base)}`: give that model" if base else "give the model that it was made for"
     return InvalidModel(f"{where}: `{shown(what)}` is {list(found)}, and `{shown(model.path)}` wants {list(wanted)}; {way_out}")

@@ -18,14 +18,14 @@ from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel, open_gguf
 from edge_llm.formats.gguf_names import NORMS_PLUS_ONE, TURNED_IN_PAIRS, WHOLE, layer_names
 from edge_llm.models import describe
-from edge_llm.sources.base import Source
+from edge_llm.sources.base import AdapterBase
 from edge_llm.sources.gguf_families import ARCHITECTURE_OF, ARCHITECTURES, architectures
 from edge_llm.sources.lora import EMBEDDING, OUTPUT, Adapter, Change, LowRank, refuse_shape, refuse_unknown
 
 _MAX_ALPHA = 1e6
 
 
-def open_gguf_adapter(named: str, path: Path, model: Source) -> Adapter:
+def open_gguf_adapter(named: str, path: Path, model: AdapterBase) -> Adapter:
     """The adapter in the file ``path``, checked against ``model``.
 
     Raises `ModelNotFound`, `InvalidModel` for what is damaged or fits another model, `UnsupportedModel` or `StorageError`.
@@ -44,7 +44,7 @@ def open_gguf_adapter(named: str, path: Path, model: Source) -> Adapter:
 class _Fitting:
     """Finds for every tensor of an adapter the one of the model that it changes."""
 
-    def __init__(self, file: GgufModel, model: Source, where: str) -> None:
+    def __init__(self, file: GgufModel, model: AdapterBase, where: str) -> None:
         self._file = file
         self._model = model
         self._where = where

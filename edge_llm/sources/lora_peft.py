@@ -19,7 +19,7 @@ from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.limits import MAX_WEIGHT
 from edge_llm.formats.safetensors import SafetensorsFile, open_safetensors
-from edge_llm.sources.base import Source
+from edge_llm.sources.base import AdapterBase
 from edge_llm.sources.hub_files import ADAPTER_CONFIG as CONFIG
 from edge_llm.sources.hub_files import ADAPTER_TEXTS as TEXTS
 from edge_llm.sources.hub_files import ADAPTER_WEIGHTS as WEIGHTS
@@ -40,7 +40,7 @@ _PART = re.compile(
 _MLX = "adapters.safetensors"
 
 
-def open_peft(named: str, folder: Path, model: Source) -> Adapter:
+def open_peft(named: str, folder: Path, model: AdapterBase) -> Adapter:
     """The adapter in ``folder``, checked against ``model``.
 
     Raises `ModelNotFound`, `InvalidModel` for what is damaged or fits another model, `UnsupportedModel` or `StorageError`.
@@ -61,10 +61,10 @@ def open_peft(named: str, folder: Path, model: Source) -> Adapter:
     return Adapter(named, str(folder), changes, files, file.close, template, template_files, settings.ties, told)
 
 
-def _told(where: str, base: str, model: Source, moves: bool, has_template: bool) -> list[str]:
+def _told(where: str, base: str, model: AdapterBase, moves: bool, has_template: bool) -> list[str]:
     lines = []
     if (name := base.rstrip("/").rpartition("/")[2]) and name.casefold() not in model.path.casefold():
-        lines.append(f"{where} was made for `{shown(base)}`, and fits `{shown(model.path)}`: it is merged into that")
+        lines.append(f"{where} was made for `{shown(base)}`, and fits `{shown(model.path)}`: it is added to that")
     if not moves:
         lines.append(f"{where} changes nothing: its `lora_B` are all zero, as before training")
     if has_template:
@@ -85,7 +85,7 @@ def _check_there(folder: Path, where: str) -> None:
         raise ModelNotFound(f"{where} has no {WEIGHTS}; download the weights too")
 
 
-def _template(folder: Path, model: Source) -> tuple[ChatTemplate | None, Mapping[str, bytes]]:
+def _template(folder: Path, model: AdapterBase) -> tuple[ChatTemplate | None, Mapping[str, bytes]]:
     """The chat template beside the adapter, where it is another than the model's."""
     found, files = read_templates(folder), model.side_files()
     if found.usual is None or found.usual.encode() == files.get(USUAL):
@@ -97,7 +97,7 @@ def _template(folder: Path, model: Source) -> tuple[ChatTemplate | None, Mapping
 class _Fitting:
     """Finds for every tensor of an adapter the one of the model that it changes."""
 
-    def __init__(self, file: SafetensorsFile, settings: PeftSettings, model: Source, where: str) -> None:
+    def __init__(self, file: SafetensorsFile, settings: PeftSettings, model: AdapterBase, where: str) -> None:
         self._file = file
         self._settings = settings
         self._model = model

@@ -15,7 +15,7 @@ from edge_llm.files import shown
 from edge_llm.formats.gguf import is_gguf
 from edge_llm.paths import expanded
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources.base import Source
+from edge_llm.sources.base import AdapterBase, Source
 from edge_llm.sources.hub_files import ADAPTER_CONFIG
 from edge_llm.sources.hubs import pull
 from edge_llm.sources.lora import AdaptedSource, Adapter, adapted, check_mergeable
@@ -65,7 +65,7 @@ def with_adapters(
     try:
         check_mergeable(source)
         for one in wishes:
-            opened.append((_open(one.source, source, progress, notice), one.strength))
+            opened.append((open_adapter(one.source, source, progress, notice), one.strength))
             for line in opened[-1][0].told:
                 notice(line)
         return adapted(source, opened)
@@ -97,7 +97,8 @@ def wishes_of(made_from: Mapping[str, Any]) -> tuple[Wish, ...]:
     return tuple(wish(one) for one in found if isinstance(one, str) and one) if isinstance(found, list) else ()
 
 
-def _open(source: str, model: Source, progress: StageProgress, notice: Callable[[str], None]) -> Adapter:
+def open_adapter(source: str, model: AdapterBase, progress: StageProgress, notice: Callable[[str], None]) -> Adapter:
+    """The adapter at ``source``, a path or a hub id, checked against ``model``; see `with_adapters`."""
     path = expanded(source)
     if not is_there(path):
         return _open_from_hub(source, model, progress, notice)
@@ -111,7 +112,7 @@ def _open(source: str, model: Source, progress: StageProgress, notice: Callable[
     raise UsageError(f"`{shown(source)}` is no adapter; give the folder that holds {ADAPTER_CONFIG}", param="lora")
 
 
-def _open_from_hub(source: str, model: Source, progress: StageProgress, notice: Callable[[str], None]) -> Adapter:
+def _open_from_hub(source: str, model: AdapterBase, progress: StageProgress, notice: Callable[[str], None]) -> Adapter:
     place = None if is_gguf(expanded(source)) else named_place(source)
     if place is None:
         raise ModelNotFound(f"no adapter `{shown(source)}`; give the folder that PEFT saved, a GGUF adapter, or a hub id")

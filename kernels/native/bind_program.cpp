@@ -18,6 +18,7 @@ struct ProgramRows {
   const int64_t* slots;
   AttentionRows attention;
   float* out;  // [count, of the linear that has no array of its own]
+  const int32_t* adapters = nullptr;  // [count]: numbers from 1, or 0; null: no row has one
 };
 
 // Null, or why the call failed.
@@ -76,6 +77,26 @@ class Program {
                     double limit, nb::handle out) {
     BlockCall call(x, nb::cast<const BlockLinear&>(linear_arg), bias, add, gain, eps, gate, limit);
     add_linear(call, {x, linear_arg, bias, add, gain}, out);
+  }
+
+  void low_rank_down(nb::handle x, nb::handle low_rank_arg, nb::handle gain, double eps, nb::handle t) {
+    const auto& low_rank = nb::cast<const LowRank&>(low_rank_arg);
+    const LowRankDownCall call(x, low_rank, gain, eps, t);
+    keep({x, low_rank_arg, gain, t}, call.rows);
+    adapters_ = std::min(adapters_, static_cast<int64_t>(low_rank.entries.size()));
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
+      return call.run(rows.count, rows.adapters, pool) ? nullptr : kNotFinite;
+    });
+  }
+
+  void low_rank_up(nb::handle t, nb::handle low_rank_arg, nb::handle out) {
+    const auto& low_rank = nb::cast<const LowRank&>(low_rank_arg);
+    const LowRankUpCall call(t, low_rank, out);
+    keep({t, low_rank_arg, out}, call.rows);
+    adapters_ = std::min(adapters_, static_cast<int64_t>(low_rank.entries.size()));
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
+      return call.run(rows.count, rows.adapters, pool) ? nullptr : kNotFinite;
+    });
   }
 
   void block_embedding(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, double factor, nb::handle out) {
@@ -163,7 +184,7 @@ class Program {
 
   int64_t run(nb::handle tokens_arg, nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg,
               nb::handle page_table_arg, ThreadPool& pool, nb::handle out_arg, int64_t start, double patience,
-              nb::handle seconds_arg) const {
+              nb::handle seconds_arg, nb::handle adapters_arg) const {
     const int64_t length = this->length();
     if (start < 0 || start > length)
       throw nb::value_error(("`start` must be in 0.." + std::to_string(length) + "; got `" + std::to_string(start) + "`").c_str());
@@ -187,7 +208,8 @@ class Program {
                               tokens.data,
                               slots.data,
                               {page_table.data, page_table.shape[1], sequence.data, positions.data},
-                              read_out(out_arg, count)};
+                              read_out(out_arg, count),
+                              read_adapters(adapters_arg, count)};
     if (window_ > 0) expect_rows(rows.attention, count, page_table.shape[0], pages_, window_);
     return run_checked(start, end_of(patience), rows, pool, read_seconds(seconds_arg));
   }
@@ -293,6 +315,19 @@ class Program {
     return seconds.data;
   }
 
+  // Null where no row has one.
+  const int32_t* read_adapters(nb::handle adapters_arg, int64_t count) const {
+    const auto adapters = read_optional<int32_t, 1>(adapters_arg, "adapters");
+    if (!adapters) return nullptr;
+    expect_shape(adapters, "adapters", {count});
+    for (int64_t i = 0; i < count; ++i)
+      if (adapters.data[i] < 0 || adapters.data[i] > adapters_)
+        throw nb::value_error(("`adapters` must be in 0.." + std::to_string(adapters_) + "; got `" +
+                               std::to_string(adapters.data[i]) + "`")
+                                  .c_str());
+    return adapters.data;
+  }
+
   // Null where no call writes to it.
   float* read_out(nb::handle out_arg, int64_t count) const {
     if (out_width_ < 0) return nullptr;
@@ -309,7 +344,8 @@ class Program {
 
   std::vector<Step> steps_;
   std::vector<nb::object> kept_;  // arrays and readings of the steps
-  int64_t rows_ = INT32_MAX, tokens_ = INT64_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
+  int64_t rows_ = INT32_MAX, tokens_ = INT64_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX,
+          adapters_ = INT32_MAX;  // that all calls have
   int64_t out_width_ = -1;  // of the output of a run; below 0: there is none
   int64_t window_ = 0;      // the widest of the attentions; 0: there is none
   bool reads_ = false;
@@ -324,6 +360,8 @@ void bind_program(nb::module_& module) {
       .def(nb::init<>())
       .def("linear", &Program::linear, any, any, any, flag, any, number, number, number, any)
       .def("half_linear", &Program::half_linear, any, any, any, any, any, number, number, number, any)
+      .def("low_rank_down", &Program::low_rank_down, any, nb::arg(), any, number, any)
+      .def("low_rank_up", &Program::low_rank_up, any, nb::arg(), any)
       .def("block_linear", &Program::block_linear, any, nb::arg(), any, any, any, number, number, number, any)
       .def("block_embedding", &Program::block_embedding, any, number, number, number, number, any)
       .def("embedding", &Program::embedding, any, number, any, any, any, any, number)
@@ -337,7 +375,7 @@ void bind_program(nb::module_& module) {
       .def("wait", &Program::wait, nb::arg(), any)
       .def("request", &Program::request, nb::arg())
       .def("__len__", &Program::length)
-      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number, any)
+      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number, any, any)
       .def("run_row", &Program::run_row, number, number, any, nb::arg(), any);
 }
 

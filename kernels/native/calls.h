@@ -80,6 +80,47 @@ struct BlockCall {
   int64_t rows;  // of the arrays
 };
 
+// What adapters add to a linear's products: an entry for each adapter by its number - 1, checked once; it keeps its arrays alive.
+struct LowRank {
+  // Some ranks' share in some output channels.
+  struct Part {
+    int64_t first_rank, ranks, first_channel, channels;
+    const uint16_t* up;  // [ranks, channels] float16
+  };
+  struct Entry {
+    int64_t rank = 0;                // 0: this adapter leaves the linear alone
+    const uint16_t* down = nullptr;  // [columns, rank] float16
+    std::vector<Part> parts = {};
+  };
+  std::vector<nb::object> arrays;
+  std::vector<Entry> entries;
+  std::vector<int32_t> every;  // 0..columns-1
+  int64_t columns = 0, channels = 0, widest = 0;
+};
+
+// t = x . down of every row's adapter; t [M, widest]. Rows without one, and what lies behind an adapter's rank, hold anything.
+struct LowRankDownCall {
+  LowRankDownCall(nb::handle x, const LowRank& low_rank, nb::handle gain, double eps, nb::handle t);
+  // adapters [count]: numbers from 1, or 0; null: no row has one. False: an activation is not finite.
+  bool run(int64_t count, const int32_t* adapters, ThreadPool& pool) const;
+
+  const LowRank* low_rank;
+  HalfLinearArgs args;
+  float* t;
+  int64_t rows;  // of the arrays
+};
+
+// out += t . up of every row's adapter, each product a linear with float16 weights: its chain of multiply-adds, then the addition.
+struct LowRankUpCall {
+  LowRankUpCall(nb::handle t, const LowRank& low_rank, nb::handle out);
+  bool run(int64_t count, const int32_t* adapters, ThreadPool& pool) const;  // false: a value is not finite
+
+  const LowRank* low_rank;
+  const float* t;
+  float* out;
+  int64_t rows;  // of the arrays
+};
+
 // Look-ups of embeddings in blocks, times a factor.
 struct BlockRowsCall {
   BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, float factor);

@@ -62,6 +62,7 @@ NB_MODULE(_native, module) {
   bind_w4(module);
   bind_gptq(module);
   bind_half(module);
+  bind_low_rank(module);
   bind_blocks(module);
   bind_recurrent(module);
 }

@@ -31,10 +31,14 @@ class ProgramRows:
     row_sequence: I32
     page_table: I32
     out: F32 | None
+    adapters: I32 | None = None
 
 
 class Program:
-    """Calls in the order in which they were added; `weight` is the tuple of arguments of `reference.linear`."""
+    """Calls in the order in which they were added; `weight` is the tuple of arguments of `reference.linear`.
+
+    `low_rank` is the list of entries of a `LowRank`.
+    """
 
     def __init__(self) -> None:
         self._calls: list[Callable[[ProgramRows], Any]] = []
@@ -81,6 +85,23 @@ class Program:
             n = len(rows.positions)
             into = rows.out if out is None else out[:n]
             block_linear(x[:n], weight, add=None if add is None else add[:n], out=into, **how)
+
+        self._calls.append(call)
+
+    def low_rank_down(self, x: F32, low_rank: list[Any], *, out: F32, **how: Any) -> None:
+        def call(rows: ProgramRows) -> None:
+            for row, entry in _adapted(rows, low_rank):
+                down, _ = entry
+                out[row, : down.shape[1]] = half_linear(x[row : row + 1], down, **how)[0]
+
+        self._calls.append(call)
+
+    def low_rank_up(self, t: F32, low_rank: list[Any], *, out: F32) -> None:
+        def call(rows: ProgramRows) -> None:
+            for row, (_, parts) in _adapted(rows, low_rank):
+                for rank, channel, up in parts:
+                    into = out[row : row + 1, channel : channel + up.shape[1]]
+                    into[:] = half_linear(t[row : row + 1, rank : rank + len(up)], up, add=into)
 
         self._calls.append(call)
 
@@ -185,8 +206,10 @@ class Program:
         *,
         start: int = 0,
         patience: float = math.inf,
+        adapters: I32 | None = None,
     ) -> int:
-        rows, end = ProgramRows(tokens, positions, slots, row_sequence, page_table, out), time.monotonic() + patience
+        rows = ProgramRows(tokens, positions, slots, row_sequence, page_table, out, adapters)
+        end = time.monotonic() + patience
         for at in range(start, len(self._calls)):
             if at in self._waits and (time.monotonic() >= end or not self._waits[at]()):
                 return at
@@ -198,3 +221,9 @@ class Program:
         tokens, slots, positions = np.array([token]), np.array([slot]), np.array([position], np.int32)
         self.run(tokens, positions, slots, np.zeros(1, np.int32), pages[None], out)
         return out
+
+
+def _adapted(rows: ProgramRows, low_rank: list[Any]) -> list[tuple[int, Any]]:
+    """The rows that an adapter changes, and its entry."""
+    numbers = [] if rows.adapters is None else rows.adapters.tolist()
+    return [(row, low_rank[one - 1]) for row, one in enumerate(numbers) if one and low_rank[one - 1] is not None]

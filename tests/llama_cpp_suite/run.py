@@ -39,7 +39,7 @@ REASONS = (
     ("unit/test_tools_builtin.py", "MCP servers and tools run by the server: not here"),
     ("unit/test_router.py", "llama.cpp's router of model files"),
     ("unit/test_stream.py", "llama.cpp's router of model files"),
-    ("unit/test_lora.py", "LoRA adapters at run time: not here (they are merged at import)"),
+    ("unit/test_lora.py", "LoRA adapters of other models: not here (ours are tried by our own tests)"),
     ("unit/test_vision_api.py", "models that see images: not here"),
     ("unit/test_security.py::test_local_media_file", "models that see images: not here"),
     ("unit/test_security.py::test_cors", "origins: an allow-list here, reflected there"),

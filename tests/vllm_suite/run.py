@@ -46,7 +46,7 @@ FILES = (
 ADAPTERS = ("zephyr-lora",)
 """Models of the tests that are adapters: here the base model would answer for them, which proves nothing."""
 REASONS = (
-    ("[zephyr-lora]", "LoRA adapters at run time: not here (they are merged at import)"),
+    ("[zephyr-lora]", "LoRA adapters of other models: not here (ours are tried by our own tests)"),
     ("test_chat_completion_request", "vLLM's own classes, no server"),
     ("test_null_top_logprobs", "vLLM's own classes, no server"),
     ("test_completion_request", "vLLM's own classes, no server"),

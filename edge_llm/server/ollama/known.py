@@ -56,7 +56,7 @@ async def tags(request: Request) -> JSONResponse:
     pool = pool_of(request)
     models = pool.models()
     known = await asyncio.to_thread(lambda: [_known(model) for model in models])
-    rows = [_row(name, one) for model, one in zip(models, known, strict=True) for name in model.names]
+    rows = [_row(name, one, model.parent) for model, one in zip(models, known, strict=True) for name in model.names]
     return JSONResponse({"models": rows})
 
 
@@ -99,9 +99,11 @@ class _Known:
 def _known(model: ModelStatus) -> _Known:
     """From its bundle, or where it is no model by name from the engine that has it loaded."""
     try:
-        return _on_disk(find_bundle(model.names[0]))
+        if not model.parent:  # what an adapter is called may be a model's name here
+            return _on_disk(find_bundle(model.names[0]))
     except EdgeLLMError:
-        return _in_memory(model)
+        pass
+    return _in_memory(model)
 
 
 def _on_disk(folder: Path) -> _Known:
@@ -129,7 +131,7 @@ def _in_memory(model: ModelStatus) -> _Known:
     )  # fmt: skip
 
 
-def _row(name: str, known: _Known) -> dict[str, Any]:
+def _row(name: str, known: _Known, parent: str = "") -> dict[str, Any]:
     called = tagged(name)
     return {
         "name": called,
@@ -137,14 +139,14 @@ def _row(name: str, known: _Known) -> dict[str, Any]:
         "modified_at": written(known.modified),
         "size": known.size,
         "digest": known.digest,
-        "details": _details(known),
+        "details": _details(known, parent),
     }
 
 
-def _details(known: _Known) -> dict[str, Any]:
+def _details(known: _Known, parent: str) -> dict[str, Any]:
     family = known.config.family if known.config else ""
     return {
-        "parent_model": "",
+        "parent_model": parent,
         "format": "edge-llm",
         "family": family,
         "families": [family] if family else [],
@@ -162,7 +164,7 @@ def _short(parameters: int) -> str:
 
 
 def _loaded(model: ModelStatus, known: _Known) -> dict[str, Any]:
-    row = _row(model.names[0], known)
+    row = _row(model.names[0], known, model.parent)
     del row["modified_at"]
     until = NEVER if model.until is None else written(model.until)
     context = model.host.context if model.host is not None else None
@@ -175,11 +177,11 @@ def _shown(model: ModelStatus) -> dict[str, Any]:
     parameters = [f"{name:<30} {value}" for name, value in (known.sampling or {}).items() if isinstance(value, int | float)]
     return {
         "license": "",
-        "modelfile": f"# imported by edge-llm\nFROM {model.names[0]}\n",
+        "modelfile": f"# imported by edge-llm\nFROM {model.parent or model.names[0]}\n",
         "parameters": "\n".join(parameters),
         "template": (_SUFFIX if fills else "") + known.template,
         "system": "",
-        "details": _details(known),
+        "details": _details(known, model.parent),
         "model_info": _info(known),
         "capabilities": [*_capabilities(known), *(["insert"] if fills else [])],
         "modified_at": written(known.modified or time.time()),

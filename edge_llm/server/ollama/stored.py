@@ -34,7 +34,7 @@ async def delete(request: Request) -> Response:
     pool = pool_of(request)
     name = await own_name(request, body.named) or ""
     refuse_builtin(name, "model")
-    if pool.one is not None and name in pool.one.names:
+    if pool.one is not None and any(name in one.names for one in (pool.one, *pool.one.beside)):
         raise UsageError(f"`{shown(name)}` is what this server was started with; stop the server first", param="model")
     served = any(name in model.names for model in pool.models())
     if served:
