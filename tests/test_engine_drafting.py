@@ -1,5 +1,7 @@
 """Guesses of a model's own first layers, or of a draft model, for all answers of a step: they change no token."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from edge_llm.engine.request import Delta, Request
 from edge_llm.errors import OutOfMemory, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.load import load_engine, plan_of
+from edge_llm.opening.resolve import check_own_layers
 from edge_llm.opening.runner import load_int8_runner
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.base import Segment
@@ -231,3 +234,15 @@ def test_what_cannot_guess_is_refused_in_a_line(options, said):
     with pytest.raises(UsageError, match=said) as error:
         plan_of("builtin", RuntimeConfig(threads=1, **options))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "said"),
+    [({"is_encoder": True}, "leave --draft out"), ({"state_bytes": 64}, "use lookup or a draft model")],
+)
+def test_models_whose_layers_cannot_guess_are_refused_in_a_line(decoder, said):
+    whole = {"layers": [None] * 4, "is_encoder": False, "state_bytes": 0, **decoder}
+    bundle = SimpleNamespace(folder=SimpleNamespace(name="some"), decoder=SimpleNamespace(**whole))
+    with pytest.raises(UsageError, match=said) as error:
+        check_own_layers(RuntimeConfig(device="host", draft="self:2"), bundle)
+    assert "`some`" in str(error.value) and "\n" not in str(error.value)
