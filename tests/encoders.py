@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,17 @@ def write_reading(folder: Path, pooling: str, **settings: Any) -> None:
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 64, **modes})
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}, **settings})
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
+
+
+def encoded(*texts: str) -> tuple[list[int], list[int]]:
+    """By the tokenizers package alone: token ids and types, of a text or of a pair."""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_str(json.dumps(wordpiece()))
+    backend.no_padding()
+    backend.no_truncation()
+    found = backend.encode(*texts)
+    return found.ids, found.type_ids
 
 
 def states_of(model: Any, tokens: list[int]) -> np.ndarray:

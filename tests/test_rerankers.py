@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from encoders import SIZES, random_weights, wordpiece
+from encoders import SIZES, encoded, random_weights, wordpiece
 from model_files import byte_alphabet, byte_level_tokenizer, tiny_config, write_json, write_model
 from serving import client_of, hosted
 
@@ -39,17 +39,6 @@ def classifier(folder, name, **more):
     model.save_pretrained(folder)
     write_json(folder / "tokenizer.json", wordpiece())
     return model
-
-
-def encoded(*texts):
-    """By the tokenizers package alone: token ids and types, of a text or of a pair."""
-    import tokenizers
-
-    backend = tokenizers.Tokenizer.from_str(json.dumps(wordpiece()))
-    backend.no_padding()
-    backend.no_truncation()
-    found = backend.encode(*texts)
-    return found.ids, found.type_ids
 
 
 @pytest.mark.parametrize("kind", RERANKERS)

@@ -241,7 +241,7 @@ WRONG = {
     "experts": ({"llama.expert_count": 8}, InvalidModel, "expert_used_count"),
     "not causal": ({"llama.attention.causal": False}, UnsupportedModel, "only causal models run"),
     "a rotation of another kind": ({"llama.rope.scaling.type": "spiral"}, UnsupportedModel, "m.gguf.*`spiral`"),
-    "a tokenizer of another kind": ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "kind `bert`"),
+    "a tokenizer of another kind": ({"tokenizer.ggml.model": "rwkv"}, UnsupportedModel, "kind `rwkv`"),
     "an unknown pre": ({"tokenizer.ggml.pre": "new"}, UnsupportedModel, "splits text by `new`"),
     "tokens as numbers": ({"tokenizer.ggml.tokens": [1, 2]}, InvalidModel, "must be an array of strings"),
     "types of another length": ({"tokenizer.ggml.token_type": [1, 1]}, InvalidTokenizer, "2 `tokenizer.ggml.token_type`"),

@@ -18,6 +18,13 @@ LAYER = {
 }
 """Parts of a layer, which both number."""
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BERT = {
+    "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm",
+}  # fmt: skip
+_WHOLE_OF = {"bert": _BERT, "nomic-bert": _BERT | {"token_embd_norm": "emb_ln"}}
+_LAYERS = {"bert": "encoder.layer.{}.", "nomic-bert": "encoder.layers.{}."}
+"""By architecture, where tensors of the whole model and of its layers are called differently."""
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of the frequencies of a scaled rotary embedding."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -65,6 +72,16 @@ _OTHERS = {
     },
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma-embedding": _GEMMA,
+    "bert": {
+        "attn_q": "attention.self.query", "attn_k": "attention.self.key", "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense", "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm",
+    },
+    "nomic-bert": {
+        FUSED: "attn.Wqkv", "attn_output": "attn.out_proj", "attn_output_norm": "norm1", "ffn_up": "mlp.fc11",
+        "ffn_gate": "mlp.fc12", "ffn_down": "mlp.fc2", "layer_output_norm": "norm2",
+    },
     "phi3": {FUSED: "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "olmo2": _NORMS_BEHIND,
     "exaone4": _NORMS_BEHIND,
@@ -81,7 +98,7 @@ BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias", f"{_DELTA}.dt_bia
 """Hugging Face's names that are whole, without weight or bias behind them."""
 TURNED_IN_PAIRS = frozenset(("llama", "granite", "granitemoe", "mistral3", "smollm3"))
 """Architectures whose rows of queries and keys are reordered, from halves of a head to neighbouring pairs."""
-NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe"))
+NORMS_PLUS_ONE = frozenset(("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen35", "qwen35moe"))
 """Architectures whose norms are stored as 1 + w."""
 PLAIN_NORM = f"{_DELTA}.norm.weight"
 """The end of the name of a norm that is not, in any of them."""
@@ -89,6 +106,16 @@ FADE = f"{_DELTA}.A_log"
 """The end of the name of a vector x that files have as -exp(x)."""
 TAPS = f"{_DELTA}.conv1d.weight"
 """The end of the name of a matrix [channels, taps] that has an axis more, of one, between them."""
+
+
+def whole_names(architecture: str) -> dict[str, str]:
+    """Hugging Face's names of tensors of the whole model by llama.cpp's."""
+    return _WHOLE_OF.get(architecture, WHOLE)
+
+
+def layer_prefix(architecture: str, layer: str) -> str:
+    """What Hugging Face's names of the tensors of the ``layer`` of that number begin with."""
+    return _LAYERS.get(architecture, "model.layers.{}.").format(layer)
 
 
 def layer_names(architecture: str) -> dict[str, str]:

@@ -140,7 +140,8 @@ class Attention(Operation):
 
     @property
     def keeps(self) -> tuple[Kept, ...]:
-        return (Window(self.scores.window) if self.scores.window else Pages(),)
+        is_window = self.scores.window and not self.scores.ahead  # a whole text is in its pages while it is computed
+        return (Window(self.scores.window) if is_window else Pages(),)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -22,6 +22,7 @@ from edge_llm.formats.gguf_blocks import BlockType
 from edge_llm.models import describe, load_config
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.gguf_config import config_of
+from edge_llm.sources.gguf_encoders import with_pooling
 from edge_llm.sources.gguf_tensors import GgufTensors
 from edge_llm.sources.gguf_tokenizer import adds_bos, token_texts, tokenizer_json
 from edge_llm.sources.hugging_face import digest_files, stamp, stamps_of
@@ -66,7 +67,7 @@ class GgufSource:
         self._model = open_gguf(file)
         try:
             self._raw = config_of(self._model)
-            self.config = _load(self._raw, self._model.where)
+            self.config = with_pooling(_load(self._raw, self._model.where), self._model)
             self._model.check_types()
             self._tensors = GgufTensors(self._model, describe(self.config))
             self._stamps = [stamp(one) for one in self._model.files]

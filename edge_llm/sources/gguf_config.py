@@ -7,7 +7,7 @@ from typing import Any
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
-from edge_llm.sources.gguf_families import ARCHITECTURES, WITH_EXPERTS, architectures, refusal
+from edge_llm.sources.gguf_families import ARCHITECTURES, ENCODERS, WITH_EXPERTS, architectures, refusal
 from edge_llm.sources.refusals import adapter_refusal
 
 
@@ -39,7 +39,7 @@ def _refuse_what_is_more(model: GgufModel, name: str) -> None:
             f"{model.where} is a mixture of `{experts}` experts of the architecture `{name}`, which does not run here; "
             f"of mixtures these do: {known}"
         )
-    if not model.flag(f"{name}.attention.causal", True):
+    if name not in ENCODERS and not model.flag(f"{name}.attention.causal", True):
         raise UnsupportedModel(f"{model.where} has tokens that see those after them; only causal models run here")
     sections = model.numbers(f"{name}.rope.dimension_sections")
     if sections is not None and sections.any():

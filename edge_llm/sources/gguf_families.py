@@ -16,6 +16,7 @@ from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.models import families
 from edge_llm.models.fields import MAX_EXPERTS
+from edge_llm.sources.gguf_encoders import bert_settings, nomic_settings
 from edge_llm.sources.gguf_rope import decimal, llama3_scaling, scaling_of
 
 _LARGEST_WINDOW = 1 << 27
@@ -155,10 +156,28 @@ def _gemma3(model: GgufModel, name: str) -> dict[str, Any]:
 def _gemma(model: GgufModel, name: str, period: int, *, window: int) -> dict[str, Any]:
     settings = _decoder(model, name) | {"attention_bias": False}
     del settings["hidden_act"]
-    is_27b = settings["num_hidden_layers"] == _GEMMA_27B[name]
+    is_27b = settings["num_hidden_layers"] == _GEMMA_27B.get(name)
     scaled = settings["hidden_size"] // settings["num_attention_heads"] if is_27b else settings["head_dim"]
     settings |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scaled}
     return settings | _local_layers(model, name, period, _window(model, name, window))
+
+
+def _bert(model: GgufModel, name: str) -> dict[str, Any]:
+    return bert_settings(model, name) | _epsilon(model, name)
+
+
+def _nomic_bert(model: GgufModel, name: str) -> dict[str, Any]:
+    theta = decimal(model.number(f"{name}.rope.freq_base", 1.0, 1e18, 10000.0))
+    return nomic_settings(model, name) | _epsilon(model, name) | {"rope_theta": theta}
+
+
+def _epsilon(model: GgufModel, name: str) -> dict[str, Any]:
+    return {"layer_norm_eps": decimal(model.number(f"{name}.attention.layer_norm_epsilon", 1e-20, 1.0))}
+
+
+def _gemma_embedding(model: GgufModel, name: str) -> dict[str, Any]:
+    """A token sees half of the window on either side."""
+    return _gemma3(model, name) | {"use_bidirectional_attention": True}
 
 
 def _phi3(model: GgufModel, name: str) -> dict[str, Any]:
@@ -255,6 +274,9 @@ ARCHITECTURES = {
     "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen35),
     "qwen35moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen35moe),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2),
+    "bert": Architecture("bert", "BertModel", _bert),
+    "nomic-bert": Architecture("nomic_bert", "NomicBertModel", _nomic_bert),
+    "gemma-embedding": Architecture("gemma3_text", "Gemma3TextModel", _gemma_embedding),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _phi3),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2, ("olmo3",)),
@@ -274,6 +296,8 @@ ARCHITECTURES = {
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3),
 }
 """By the name of `general.architecture`."""
+ENCODERS = frozenset(("bert", "nomic-bert", "gemma-embedding"))
+"""Architectures whose tokens see those behind them."""
 WITH_EXPERTS = frozenset(("glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe"))
 """Architectures of which mixtures run."""
 ARCHITECTURE_OF = {kind: name for name, one in ARCHITECTURES.items() for kind in (one.model_type, *one.others)}

@@ -24,11 +24,13 @@ from edge_llm.formats.gguf_names import (
     SHORT_FACTORS,
     TAPS,
     TURNED_IN_PAIRS,
-    WHOLE,
     layer_names,
+    layer_prefix,
+    whole_names,
 )
 from edge_llm.kernels.floats import log64
 from edge_llm.models.layer import Decoder
+from edge_llm.models.weights import gain_name
 
 _ROTATION = (FREQUENCIES, LONG_FACTORS, SHORT_FACTORS)
 """Tensors that config.json has in numbers."""
@@ -61,7 +63,7 @@ class GgufTensors:
         self._model = model
         self._architecture = model.text("general.architecture")
         self._attention = decoder.attentions[0]
-        self._layer_names = layer_names(self._architecture)
+        self._layer_names, self._whole_names = layer_names(self._architecture), whole_names(self._architecture)
         self._parts: dict[str, _Part] = {}
         ahead = model.integer(f"{self._architecture}.nextn_predict_layers", 0, 1024, 0)
         self._behind = range(len(decoder.layers), len(decoder.layers) + ahead)
@@ -132,8 +134,8 @@ class GgufTensors:
     def _found(self, own: str) -> list[tuple[str, _Part]]:
         """Hugging Face's names of what is in ``own``; that which nobody knows keeps its name."""
         stem, _, suffix = own.rpartition(".")
-        if stem in WHOLE:
-            return [(f"{WHOLE[stem]}.{suffix}", _Part(own))]
+        if stem in self._whole_names:
+            return [(f"{self._whole_names[stem]}.{suffix}", _Part(own))]
         words = stem.split(".")
         if suffix in self._layer_names and len(words) == 2:  # a vector without weight or bias behind its name
             words, suffix = [*words, suffix], ""
@@ -143,7 +145,7 @@ class GgufTensors:
             return []
         if len(words) != 3:
             return [(own, _Part(own))]
-        prefix = f"model.layers.{words[1]}."
+        prefix = layer_prefix(self._architecture, words[1])
         if words[2] in EXPERTS:
             return self._of_experts(own, prefix + self._layer_names[words[2]], suffix)
         if words[2] in self._layer_names:
@@ -177,7 +179,8 @@ class GgufTensors:
             for prefix, linear in linears
             for rows in linear.sources
         }
-        gains = {f"{layer.prefix}{gain.source}" for layer in decoder.layers for gain in layer.gains}
+        gains = {gain_name(layer.prefix, gain) for layer in decoder.layers for gain in layer.gains}
+        gains |= {gain.source for gain in (*decoder.norm.gains, *decoder.head_tensors)}
         for name, part in self._parts.items():
             if name.endswith(".bias") and name not in wanted and name not in gains:
                 raise UnsupportedModel(

@@ -76,16 +76,16 @@ def tokenizer_json(model: GgufModel, rows: int) -> dict[str, Any]:
     """
     words = _Words(model, rows)
     kind = model.text("tokenizer.ggml.model")
-    make = {"gpt2": _byte_level, "llama": _sentence_piece, "t5": _unigram}.get(kind)
+    make = {"gpt2": _byte_level, "llama": _sentence_piece, "t5": _unigram, "bert": _word_pieces}.get(kind)
     if make is None:
         raise UnsupportedModel(
-            f"{model.where} has a tokenizer of the kind `{shown(kind)}`; gpt2 (BPE), llama (SentencePiece) and t5 (Unigram) "
-            "run here: import the model's Hugging Face repository"
+            f"{model.where} has a tokenizer of the kind `{shown(kind)}`; gpt2 (BPE), llama (SentencePiece), t5 (Unigram) and "
+            "bert (WordPiece) run here: import the model's Hugging Face repository"
         )
     strips = kind == "llama" and model.text("general.architecture", "") == "phi3"
     added = words.added(kind, strips=strips)
     rest = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
-    return rest | make(model, words)
+    return rest | make(model, words) | ({"post_processor": _framed(model, words, kind)} if _pools(model) else {})
 
 
 def adds_bos(model: GgufModel) -> bool:
@@ -287,6 +287,63 @@ def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
             "byte_fallback": bool(words.of(_BYTE)),
         },
     }
+
+
+def _word_pieces(model: GgufModel, words: _Words) -> dict[str, Any]:
+    """BERT's: what begins a word is marked in the file, and in tokenizer.json what does not."""
+    vocab = {_word_piece(text): number for number, text in enumerate(words.texts)}
+    unknown = model.integer("tokenizer.ggml.unknown_token_id", 0, len(words.texts) - 1, min(100, len(words.texts) - 1))
+    lower, accents = (model.flag(f"tokenizer.ggml.normalizer.{one}", True) for one in ("lowercase", "strip_accents"))
+    return {
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": accents,
+            "lowercase": lower,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": words.texts[unknown], "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocab,
+        },
+    }  # fmt: skip
+
+
+def _word_piece(text: str) -> str:
+    if text.startswith("[") and text.endswith("]"):  # a control token
+        return text
+    return text[len(SPACE) :] if text.startswith(SPACE) else f"##{text}"
+
+
+def _pools(model: GgufModel) -> bool:
+    """Whether it is a model that makes vectors of texts, which it was trained to see between control tokens."""
+    name = model.text("general.architecture", "")
+    return f"{name}.pooling_type" in model.pairs or not model.flag(f"{name}.attention.causal", True)
+
+
+def _framed(model: GgufModel, words: _Words, kind: str) -> dict[str, Any] | None:
+    """The post-processor that puts the control tokens around a text and a pair of texts; None: there are none."""
+    is_bert, count = kind == "bert", len(words.texts)
+    begins = model.flag("tokenizer.ggml.add_bos_token", is_bert or adds_bos(model))
+    ends = model.flag("tokenizer.ggml.add_eos_token", is_bert or kind == "t5")
+    ends = ends or model.flag("tokenizer.ggml.add_sep_token", False)
+    usual = {"bos": 101 if is_bert else 1, "end": 102 if is_bert else 1 if kind == "t5" else 2}
+    first = model.integer("tokenizer.ggml.bos_token_id", 0, count - 1, min(usual["bos"], count - 1))
+    key = "seperator" if "tokenizer.ggml.seperator_token_id" in model.pairs and is_bert else "eos"
+    last = model.integer(f"tokenizer.ggml.{key}_token_id", 0, count - 1, min(usual["end"], count - 1))
+    if not begins and not ends:
+        return None
+
+    def special(number: int, of: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": words.texts[number], "type_id": of}}
+
+    one, other = ({"Sequence": {"id": name, "type_id": of if is_bert else 0}} for of, name in enumerate("AB"))
+    head, tail = ([special(first, 0)] if begins else []), ([special(last, 0)] if ends else [])
+    behind = [special(last, 1 if is_bert else 0)] if ends else []
+    named = {words.texts[at]: {"id": words.texts[at], "ids": [at], "tokens": [words.texts[at]]} for at in (first, last)}
+    return {
+        "type": "TemplateProcessing", "single": [*head, one, *tail], "pair": [*head, one, *tail, other, *behind],
+        "special_tokens": named,
+    }  # fmt: skip
 
 
 def _replace(expression: str, text: str) -> dict[str, Any]:
