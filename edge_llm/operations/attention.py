@@ -140,8 +140,7 @@ class Attention(Operation):
 
     @property
     def keeps(self) -> tuple[Kept, ...]:
-        is_window = self.scores.window and not self.scores.ahead  # a whole text is in its pages while it is computed
-        return (Window(self.scores.window) if is_window else Pages(),)
+        return (Window(self.scores.window) if self.scores.window and not self.scores.ahead else Pages(),)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
