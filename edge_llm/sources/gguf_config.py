@@ -7,7 +7,8 @@ from typing import Any
 from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.gguf import GgufModel
-from edge_llm.sources.gguf_families import ARCHITECTURES, ENCODERS, WITH_EXPERTS, architectures, refusal
+from edge_llm.sources.gguf_encoders import ENCODERS
+from edge_llm.sources.gguf_families import ARCHITECTURES, WITH_EXPERTS, architectures, refusal
 from edge_llm.sources.refusals import adapter_refusal
 
 

@@ -13,6 +13,8 @@ from edge_llm.models.layer import DescribedConfig
 from edge_llm.models.reading import FIRST, LAST, MEAN, Dense, Reading
 from edge_llm.operations.base import Gain
 
+ENCODERS = frozenset(("bert", "nomic-bert", "gemma-embedding"))
+"""Architectures whose tokens see those behind them."""
 _POOLINGS = {1: MEAN, 2: FIRST, 3: LAST}
 _SCORES = 4
 """llama.cpp's number of a model that scores pairs of texts."""
@@ -33,6 +35,7 @@ def nomic_settings(model: GgufModel, name: str) -> dict[str, Any]:
         "architectures": ["NomicBertModel"],
         "hidden_act": "silu",
         "max_position_embeddings": model.integer(f"{name}.context_length", 1, 1 << 27),
+        "rope_theta": model.number(f"{name}.rope.freq_base", 1.0, 1e18, 10000.0),
     }
 
 
@@ -44,6 +47,7 @@ def _settings(model: GgufModel, name: str) -> dict[str, Any]:
         "intermediate_size": model.integer(f"{name}.feed_forward_length", 1, 1 << 20),
         "num_hidden_layers": model.integer(f"{name}.block_count", 1, 1024),
         "num_attention_heads": model.integer(f"{name}.attention.head_count", 1, 4096),
+        "layer_norm_eps": float(f"{model.number(f'{name}.attention.layer_norm_epsilon', 1e-20, 1.0):.7g}"),
         "type_vocab_size": _rows(model, "token_types.weight") if model.has_tensor("token_types.weight") else 0,
     }
 

@@ -162,21 +162,7 @@ def _gemma(model: GgufModel, name: str, period: int, *, window: int) -> dict[str
     return settings | _local_layers(model, name, period, _window(model, name, window))
 
 
-def _bert(model: GgufModel, name: str) -> dict[str, Any]:
-    return bert_settings(model, name) | _epsilon(model, name)
-
-
-def _nomic_bert(model: GgufModel, name: str) -> dict[str, Any]:
-    theta = decimal(model.number(f"{name}.rope.freq_base", 1.0, 1e18, 10000.0))
-    return nomic_settings(model, name) | _epsilon(model, name) | {"rope_theta": theta}
-
-
-def _epsilon(model: GgufModel, name: str) -> dict[str, Any]:
-    return {"layer_norm_eps": decimal(model.number(f"{name}.attention.layer_norm_epsilon", 1e-20, 1.0))}
-
-
 def _gemma_embedding(model: GgufModel, name: str) -> dict[str, Any]:
-    """A token sees half of the window on either side."""
     return _gemma3(model, name) | {"use_bidirectional_attention": True}
 
 
@@ -274,8 +260,8 @@ ARCHITECTURES = {
     "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen35),
     "qwen35moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen35moe),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2),
-    "bert": Architecture("bert", "BertModel", _bert),
-    "nomic-bert": Architecture("nomic_bert", "NomicBertModel", _nomic_bert),
+    "bert": Architecture("bert", "BertModel", bert_settings),
+    "nomic-bert": Architecture("nomic_bert", "NomicBertModel", nomic_settings),
     "gemma-embedding": Architecture("gemma3_text", "Gemma3TextModel", _gemma_embedding),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _phi3),
@@ -296,8 +282,6 @@ ARCHITECTURES = {
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3),
 }
 """By the name of `general.architecture`."""
-ENCODERS = frozenset(("bert", "nomic-bert", "gemma-embedding"))
-"""Architectures whose tokens see those behind them."""
 WITH_EXPERTS = frozenset(("glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe"))
 """Architectures of which mixtures run."""
 ARCHITECTURE_OF = {kind: name for name, one in ARCHITECTURES.items() for kind in (one.model_type, *one.others)}
