@@ -69,13 +69,11 @@ def check_names(names: Sequence[str], taken: Sequence[str]) -> None:
         used.add(name)
 
 
-def open_adapters(texts: Sequence[str], bundle: Bundle, model: str) -> OpenAdapters | None:
-    """The adapters that ``texts`` name, for the model in ``bundle``, which is called ``model``; None where there are none.
+def open_adapters(texts: Sequence[str], bundle: Bundle, model: str) -> OpenAdapters:
+    """The adapters that ``texts`` name, for the model in ``bundle``, which is called ``model``.
 
     Raises `ModelNotFound`, `UsageError`, `InvalidModel`, `UnsupportedModel`, `HubError`, `StorageError` or `CorruptBundle`.
     """
-    if not texts:
-        return None
     if len(texts) > MOST_ADAPTERS:
         raise UsageError(f"{len(texts)} adapters are more than the {MOST_ADAPTERS} that a model may have", param="lora")
     wishes = [named_wish(text) for text in texts]

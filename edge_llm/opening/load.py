@@ -57,7 +57,7 @@ def plan_of(model: str | Path | None, runtime: RuntimeConfig) -> Plan:
     folder = find_bundle(model)
     _clear_leftovers()
     bundle = open_bundle(folder)
-    adapters = open_adapters(runtime.lora, bundle, name_of(folder))
+    adapters = open_adapters(runtime.lora, bundle, name_of(folder)) if runtime.lora else None
     return resolve(runtime, this_machine(), bundle, _draft_bundle(runtime.draft), adapters)
 
 

@@ -31,7 +31,7 @@ def load_runner(
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")
-    adapters = open_adapters(runtime.lora, bundle, name_of(bundle.folder))
+    adapters = open_adapters(runtime.lora, bundle, name_of(bundle.folder)) if runtime.lora else None
     plan = resolve(replace(runtime, context=context), this_machine(), bundle, adapters=adapters)
     return open_runner(plan, watch=watch), plan.runtime
 
