@@ -15,6 +15,7 @@ from edge_llm.engine.inside import Inside, Lane, LaneSpan, LastPrompt, ModelFact
 from edge_llm.providers.base import Figures
 from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.inside.work import kinds as work_kinds
+from edge_llm.weights.base import ExpertCounts
 
 SIZES = [(40, 12), (100, 30), (200, 60)]
 CPU = Lane("cpu", (LaneSpan("qkv", 0.0, 0.25), LaneSpan("attention", 0.5, 1.0)), 0.25, {"qkv": 0.25, "attention": 0.5})
@@ -302,6 +303,13 @@ def test_a_roof_that_is_none_is_not_shown_as_one(changes, told):
     inside = replace(HOST, **changes)
     said = " ".join(seen_in(inside, (100, 30), feed=lambda panel: panel.add_answer(Figures(tokens_per_second=62.0))).split())
     assert told in said and "that this memory allows" not in said
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_experts_from_flash_are_told(size):
+    said = seen_in(replace(INSIDE, experts=ExpertCounts(used=200, read=50, named=90, needed=100, recalled=70)), size)
+    assert "experts in memory 75% of 200 used" in said and "guessed 70% of them" in said
+    assert "experts in memory" not in seen_in(INSIDE, size)
 
 
 def test_the_rate_of_an_answer_under_way_stands_beside_the_roof():
