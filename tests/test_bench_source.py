@@ -17,7 +17,7 @@ from edge_llm.bench.held_out import OwnReader, PeerReader, compare_readers, floa
 from edge_llm.bench.peer import LLAMA_CPP, PeerSettings, PeerSpec, start
 from edge_llm.bench.quality import compare
 from edge_llm.bench.source_gguf import SourceWeights, source_ggufs, source_name
-from edge_llm.bench.synthetic import SHAPES, find_shape
+from edge_llm.bench.synthetic import NAMES, SHAPES, find_shape, write_random
 from edge_llm.bench.synthetic_gguf import matrices
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
@@ -25,9 +25,11 @@ from edge_llm.convert.calibrate import BUILTIN_TEXT, HELD_OUT_TEXT, MORE_TEXT
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import DeviceError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.weights import read_output
 from edge_llm.opening.runner import load_runner
+from edge_llm.operations.router import Router
 from edge_llm.progress import ignore
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.sources import open_source
@@ -289,14 +291,17 @@ def test_a_config_is_the_shape_of_its_name(raw, name, tmp_path):
     assert other.label == "other" and other.name not in SHAPES
 
 
-MILLIONS = {"smollm2-135m": 134.5, "qwen3-0.6b": 596, "llama-3.1-8b": 8030, "qwen3-8b": 8191}
+MILLIONS = {"smollm2-135m": 134.5, "qwen3-0.6b": 596, "llama-3.1-8b": 8030, "qwen3-8b": 8191, "olmoe-1b-7b": 6919,
+            "qwen3-30b-a3b": 30532}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "millions"), MILLIONS.items(), ids=MILLIONS)
 def test_shapes_have_as_many_parameters_as_their_models(name, millions):
     from edge_llm.models import describe
 
-    assert describe(SHAPES[name]).parameters / 1e6 == pytest.approx(millions, rel=1e-3)
+    found = find_shape(name)
+    assert (found.label, found.name) == (name, name)
+    assert describe(found.config).parameters / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
 def test_a_tiny_config_is_measured(bench, tmp_path, edge_llm_home):
@@ -306,10 +311,32 @@ def test_a_tiny_config_is_measured(bench, tmp_path, edge_llm_home):
     assert json.loads(out)[0]["model_type"] == f"{tmp_path.name} INT8"
 
 
+def test_tokens_of_a_random_mixture_go_to_different_experts(tmp_path, monkeypatch):
+    family = {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"]}
+    raw = tiny_config("qwen3") | family | {"num_experts": 8, "num_experts_per_tok": 2}
+    seen = []
+    monkeypatch.setattr(Router, "routes", watched(Router.routes, seen))
+    write_random(tmp_path, load_config(raw), turned=True)
+    with open_bundle(tmp_path) as bundle:
+        runner, _ = load_runner(bundle, RuntimeConfig(threads=1, context=64), 64)
+        runner.forward(runner.open(), list(range(32)))
+    assert seen and all(len(np.unique(one.experts)) > 4 for one in seen)
+
+
+def watched(function, seen):
+    """``function``, whose results go to ``seen`` as well."""
+
+    def call(*arguments):
+        seen.append(function(*arguments))
+        return seen[-1]
+
+    return call
+
+
 @pytest.mark.parametrize("name", ["gemma3-270m", "", "qwen2.5", "no/such/config.json"])
 def test_an_unknown_shape_is_refused_with_those_that_there_are(bench, name, edge_llm_home):
     code, out, err = bench("--synthetic", name)
-    assert (code, out) == (2, "") and all(shape in err for shape in SHAPES)
+    assert (code, out) == (2, "") and all(shape in err for shape in NAMES)
 
 
 def test_a_config_of_another_family_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import check_tensors
+from edge_llm.opening.machine import AutoDevice, this_machine
+from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.base import NUMPY, Gain
 from edge_llm.operations.experts import Experts
@@ -144,6 +147,15 @@ def test_a_card_and_an_export_for_one_refuse_it(bundle, tmp_path):
         logits(bundle, device="emulated:310p")
     with pytest.raises(UnsupportedModel, match="has a mixture of experts in its layers"):
         export_onnx(bundle, tmp_path / "out", (16,))
+
+
+@only(["olmoe"])
+def test_beside_a_card_the_host_runs_it_where_nobody_asked_for_the_card(bundle):
+    machine = replace(this_machine(), auto=AutoDevice("emulated:310p", "a card is here"))
+    plan = resolve(RuntimeConfig(context=128), machine, bundle)
+    cannot = "the device `emulated:310p` cannot do a mixture of experts, which this model has in its layers"
+    assert plan.site.device == "host"
+    assert plan.notices == (f"--device auto uses the host: the device `emulated:310p` refuses: {cannot}",)
 
 
 @only(["olmoe"])

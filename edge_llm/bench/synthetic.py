@@ -1,6 +1,7 @@
 """Bundles with random weights at real shapes: speed does not depend on weight values, so they are fair to measure.
 
-They carry a typical shadow (0.3 % hot channels in every linear, as published for Qwen1.5-1.8B: llm.npu, §3.3).
+They carry a typical shadow (0.3 % hot channels in every linear, as published for Qwen1.5-1.8B: llm.npu, §3.3).  Of a mixture
+the routers are random as well: experts differ from token to token, and all are used alike.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from edge_llm.operations.linear import Linear
 from edge_llm.paths import expanded, synthetic_folder
 from edge_llm.quant.shadow import COLD, FULL
 from edge_llm.schemes import Facts
+from edge_llm.sources.known import find_known
 from edge_llm.strict_json import read_object
 
 HOT_SHARE = 0.003
@@ -75,6 +77,9 @@ SHAPES: dict[str, LlamaConfig] = {
         num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
 }  # fmt: skip
+MIXTURES = {"olmoe-1b-7b": "olmoe:7b", "granite-3.1-1b-a400m": "granite3.1-moe:1b", "qwen3-30b-a3b": "qwen3:30b"}
+"""Shapes of mixtures of experts, by their short names in `edge_llm.sources.known`."""
+NAMES = (*SHAPES, *MIXTURES)
 
 
 @dataclass(frozen=True)
@@ -89,18 +94,20 @@ class Shape:
 
 
 def find_shape(text: str) -> Shape:
-    """One of `SHAPES` by its name, or that of a config.json: the path of the file, or of a folder that has one.
+    """One of `NAMES`, or that of a config.json: the path of the file, or of a folder that has one.
 
     Raises `UsageError` for anything else, `InvalidModel` or `UnsupportedModel` for what a config.json says.
     """
     if text in SHAPES:
         return Shape(text, text, SHAPES[text])
+    if (mixture := find_known(MIXTURES.get(text, ""))) is not None:
+        return Shape(text, text, mixture.config)
     path = expanded(text)
     if is_folder(path):
         path /= "config.json"
     if not text.strip() or status(path) is None:
         raise UsageError(
-            f"no synthetic shape `{shown(text)}`; there are: {', '.join(SHAPES)}, and that of any config.json by its path",
+            f"no synthetic shape `{shown(text)}`; there are: {', '.join(NAMES)}, and that of any config.json by its path",
             param="synthetic",
         )
     config = load_config(read_object(path))
@@ -210,4 +217,6 @@ def _random_tensor(name: str, shape: tuple[int, ...], columns: int, random: np.r
         return (random.standard_normal(shape) / columns**0.5).astype(np.float16)
     if kind == "bias":
         return np.zeros(shape, np.float32)
+    if kind == "router":  # scores that spread, and so experts that differ from token to token
+        return (random.standard_normal(shape) * (2.0 / columns**0.5)).astype(np.float32)
     return np.ones(shape, np.float32)  # the gains of norms

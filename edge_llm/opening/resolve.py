@@ -215,9 +215,9 @@ def _found(options: RuntimeConfig, budgets: Budgets, decoder: Decoder) -> Device
     """
     assert options.threads is not None
     if has_card(options.device) and decoder.host_alone:
+        way_out = "" if may_move(options) else "; use --device host"
         raise DeviceError(
-            f"the device `{shown(options.device)}` cannot do {decoder.host_alone}, which this model has in its layers; "
-            "use --device host"
+            f"the device `{shown(options.device)}` cannot do {decoder.host_alone}, which this model has in its layers{way_out}"
         )
     if any(is_in_blocks(one.scheme) for one in decoder.linears().values()):
         refuse_blocks(options)

@@ -78,8 +78,7 @@ class Router:
     def routes(self, x: np.ndarray, gains: Mapping[str, np.ndarray], arithmetic: Arithmetic) -> Routes:
         """Of the rows x float32 [T, channels].  Raises ValueError for a row that has no scores."""
         products = self._products(x, gains, arithmetic)
-        experts = self._chosen(products, gains, arithmetic)
-        scores = self._scores(products, experts, arithmetic)
+        experts, scores = self._chosen(products, gains, arithmetic)
         return Routes(experts, self._weights(scores))
 
     def routes_and_back(
@@ -87,8 +86,7 @@ class Router:
     ) -> tuple[Routes, Callable[[np.ndarray], np.ndarray]]:
         """The same, and from the gradient at the weights [T, used] to that at x; the choice itself does not move."""
         products = self._products(x, gains, arithmetic)
-        experts = self._chosen(products, gains, arithmetic)
-        scores = self._scores(products, experts, arithmetic)
+        experts, scores = self._chosen(products, gains, arithmetic)
 
         def back(gradient: np.ndarray) -> np.ndarray:
             at_scores = gradient * np.float32(self.factor)
@@ -116,14 +114,17 @@ class Router:
             raise ValueError(f"the router `{self.weight.name}` has a non-finite product")
         return products if self.bias is None else products + gains[self.bias.name]
 
-    def _chosen(self, products: np.ndarray, gains: Mapping[str, np.ndarray], arithmetic: Arithmetic) -> np.ndarray:
-        """The numbers of the chosen experts, ascending in every row: int64 [T, used]."""
-        by = products if self.scores == CHOSEN else self._of_all(products, arithmetic)
-        if self.choice_bias is not None:
-            by = by + gains[self.choice_bias.name]
+    def _chosen(
+        self, products: np.ndarray, gains: Mapping[str, np.ndarray], arithmetic: Arithmetic
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the chosen experts, ascending in every row, int64 [T, used], and their scores float32 [T, used]."""
+        of_all = products if self.scores == CHOSEN else self._of_all(products, arithmetic)
+        by = of_all if self.choice_bias is None else of_all + gains[self.choice_bias.name]
         if self.groups_used < self.groups:
             by = self._of_best_groups(by)
-        return np.sort(np.argsort(-by, axis=1, kind="stable")[:, : self.used], axis=1)
+        experts = np.sort(np.argsort(-by, axis=1, kind="stable")[:, : self.used], axis=1)
+        scores = np.take_along_axis(of_all, experts, axis=1)
+        return experts, _softmax(scores, arithmetic) if self.scores == CHOSEN else scores
 
     def _of_best_groups(self, by: np.ndarray) -> np.ndarray:
         """``by`` [T, experts], without what is in no good group."""
@@ -136,12 +137,6 @@ class Router:
 
     def _of_all(self, products: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
         return sigmoid(products, arithmetic) if self.scores == SIGMOID else _softmax(products, arithmetic)
-
-    def _scores(self, products: np.ndarray, experts: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-        """Of the chosen experts: float32 [T, used]."""
-        if self.scores == CHOSEN:
-            return _softmax(np.take_along_axis(products, experts, axis=1), arithmetic)
-        return np.take_along_axis(self._of_all(products, arithmetic), experts, axis=1)
 
     def _weights(self, scores: np.ndarray) -> np.ndarray:
         if self.normalised:

@@ -14,7 +14,7 @@ from edge_llm import kernels
 from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.bench import trace
 from edge_llm.bench.report import FORMATS, Row, render
-from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle
+from edge_llm.bench.synthetic import NAMES, find_shape, synthetic_bundle
 from edge_llm.cli.here import known_here
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
@@ -100,14 +100,14 @@ class BenchModel(NamedTuple):
 
 
 class _ShapeName(click.ParamType):
-    """A name of `SHAPES`, or a path; a shell completes both."""
+    """One of `NAMES`, or a path; a shell completes both."""
 
     name = "shape"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        names = [CompletionItem(name) for name in SHAPES if name.startswith(incomplete)]
+        names = [CompletionItem(name) for name in NAMES if name.startswith(incomplete)]
         return names or [CompletionItem(incomplete, type="file")]
 
 
@@ -121,7 +121,7 @@ def model_options(command: Command) -> Command:
             "--synthetic",
             type=_ShapeName(),
             metavar="SHAPE",
-            help=f"Random weights at a real shape instead of MODEL: {', '.join(SHAPES)}, or the path of a config.json.",
+            help=f"Random weights at a real shape instead of MODEL: {', '.join(NAMES)}, or the path of a config.json.",
         ),
         click.option("--weights", type=click.Choice([INT8, W4]), help="Weights of --synthetic; default: int8."),
         click.option("--head", type=click.Choice(TABLE_SCHEMES), help="Output matrix of --synthetic; default: int8."),
