@@ -14,7 +14,7 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.arithmetic import SAME_BITS
-from edge_llm.operations.early_router import GUESSED_ROWS
+from edge_llm.operations.early_router import GUESSED_ROWS, early_router, mixture_of
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.base import Segment
 from edge_llm.weights.policies import DEFAULT, OPTIMUM, POLICIES, Slots, Uses, policy_of
@@ -119,6 +119,8 @@ def test_guesses_are_counted():
     assert found.read_bytes == 40
     rates = guess_rates(trace)
     assert (rates.named, rates.foretold, rates.recalled, rates.recall) == (4, 3, 2, 2 / 3)
+    assert guess_rates(trace, 1) == rates
+    assert guess_rates(trace, 0).recall is None
     assert guess_rates(RoutingTrace(shape, ())).recall is None
 
 
@@ -183,3 +185,39 @@ def test_run_writes_a_trace_that_bench_reads(bundle, tmp_path, capsys, no_stdin)
     assert run(["run", str(bundle), "hello", "--raw", "-n", "3", "--ignore-eos", "--trace-experts", str(path), "--json"]) == 0
     usage = json.loads(capsys.readouterr().out)["usage"]
     assert tokens_of(read_trace(path)) >= usage["prompt_tokens"] + usage["completion_tokens"] - 1
+
+
+def test_the_next_router_is_asked_with_the_gain_of_its_own_norm(bundle):
+    """Its twin norms with that gain, and knows no ratio; rows without scores and long steps are not guessed for."""
+    random = np.random.default_rng(5)
+    with open_bundle(bundle) as opened:
+        here, there = opened.decoder.layers[:2]
+        mixture = mixture_of(there)
+        gains = [
+            {one.name: random.uniform(0.5, 2, one.shape).astype(np.float32) for one in layer.gains} for layer in (here, there)
+        ]
+        early = early_router(here, gains[0], there, gains[1])
+    norms = [[one.gain.name for one in layer.operations if one.writes == mixture.reads][-1] for layer in (here, there)]
+    unit = random.normal(size=(GUESSED_ROWS, mixture.columns)).astype(np.float32)
+    expected = mixture.router.routes(unit * gains[1][norms[1]], gains[1], SAME_BITS).experts
+    assert np.array_equal(early.experts(unit * gains[0][norms[0]], SAME_BITS), expected)
+    assert len(early.experts(np.full((1, mixture.columns), np.nan, np.float32), SAME_BITS)) == 0
+    assert len(early.experts(np.concatenate([unit, unit[:1]]), SAME_BITS)) == 0
+
+
+@pytest.mark.parametrize("memory", ["65%", "80%"])
+def test_a_replay_counts_what_a_run_from_flash_prints(bundle, tmp_path, capsys, no_stdin, memory):
+    """The run has experts on flash; the replay of its trace, with the slots that `plan` names, has nothing but the policy."""
+    path = tmp_path / "t"
+    answer = ["hello there", "--raw", "-n", "12", "--ignore-eos", "--draft", "none", "--memory", memory]
+    assert run(["run", str(bundle), *answer, "--trace-experts", str(path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    with open_bundle(bundle) as opened:
+        runner, _ = load_runner(opened, RuntimeConfig(device="host", threads=1, memory=memory), 30)
+        quota = runner.model.weights._experts.cache._slots.quota
+    assert run(["bench", "experts", str(path), "--slots", str(quota), "--json"]) == 0
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["policy"] == DEFAULT]
+    names = {"used": "used", "read": "read", "tokens": "tokens", "hit_rate": "hit_rate"}
+    names |= {"named": "guess_named", "needed": "guess_foretold", "recalled": "guess_recalled", "guess_rate": "guess_recall"}
+    assert {name: printed[f"expert_{name}"] for name in names} == {name: row[there] for name, there in names.items()}
+    assert 0 < row["read"] < row["used"]

@@ -2,6 +2,8 @@
 
     python assets/builtin_model/train.py --out DIR               # 15 to 30 minutes on two CPU cores
     python assets/builtin_model/train.py --out DIR --steps 50    # a quick look at the whole path
+    python assets/builtin_model/train.py --out DIR --experts 8   # a toy Mixtral instead: 2 of 8 experts a row
+    python assets/builtin_model/train.py --out DIR --experts 8 --from DENSE --steps 200    # soon: of parts of an MLP
 
 The text comes from `corpus.py`, with a fixed seed and without any download. The result is a Llama of 2.3 million
 parameters with a byte-level BPE tokenizer of 1536 tokens, its weights rounded to float16 (4.5 MB). At the end
@@ -15,14 +17,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import corpus
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
@@ -44,6 +46,10 @@ CHAT_TEMPLATE = """\
 """
 
 
+PARTS = 4
+"""An expert is so much narrower than the MLP of the model without experts."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes of the model; the names follow Hugging Face's Llama config."""
@@ -58,6 +64,14 @@ class Shape:
     max_position_embeddings: int = 1024
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
+    num_local_experts: int = 0
+    """Of a layer; 0: its MLP is one."""
+    num_experts_per_tok: int = 2
+
+    @classmethod
+    def of_experts(cls, count: int) -> "Shape":
+        """A mixture of ``count`` experts, each a part as wide as the MLP without any."""
+        return cls(intermediate_size=cls.intermediate_size // PARTS, num_local_experts=count)
 
 
 # ---- tokenizer -----------------------------------------------------------------------------------------------------
@@ -169,13 +183,38 @@ class FeedForward(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Mixture(nn.Module):
+    """Experts of which every row goes to the best few, weighed by the softmax over those."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.used = shape.num_experts_per_tok
+        self.gate = nn.Linear(shape.hidden_size, shape.num_local_experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(shape) for _ in range(shape.num_local_experts))
+        self.unevenness = torch.zeros(())
+        """How unevenly the last rows went to experts: 1 for evenly; differentiable."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        scores = self.gate(rows).float().softmax(dim=-1)
+        weights, chosen = scores.topk(self.used, dim=-1)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        y = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            at, rank = (chosen == number).nonzero(as_tuple=True)
+            y = y.index_add(0, at, (expert(rows[at]) * weights[at, rank, None]).to(y.dtype))
+        shares = torch.stack([(chosen == number).any(dim=-1).float().mean() for number in range(len(self.experts))])
+        self.unevenness = (shares * scores.mean(dim=0)).sum() * len(self.experts) / self.used
+        return y.view_as(x)
+
+
 class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
-        self.mlp = FeedForward(shape)
+        self.mlp = Mixture(shape) if shape.num_local_experts else FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -226,6 +265,8 @@ class Schedule:
     matrix_rate: float = 0.01
     vector_rate: float = 0.004
     weight_decay: float = 0.1
+    evenness: float = 0.02
+    """What the unevenness of mixtures counts beside the loss."""
 
     def rate(self, step: int) -> float:
         """The share of the full learning rate: a short warm-up, then a cosine down to 1 %."""
@@ -257,13 +298,36 @@ def loss_of(model: Callable[[Tensor], Tensor], tokens: Tensor, targets: Tensor, 
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
+def unevenness_of(model: Llama) -> Tensor:
+    """Of all mixtures, over the rows that went last; 0 where there are none."""
+    return sum((module.unevenness for module in model.modules() if isinstance(module, Mixture)), torch.zeros(()))
+
+
+def begin_as(model: Llama, dense: Path) -> None:
+    """``model`` begins as the trained one in the folder ``dense``: sparse upcycling (Komatsuzaki, 2022, arXiv 2212.05055).
+
+    An expert is a quarter of the MLP there, a little off, and as loud as two of four quarters have to be.
+    """
+    trained = {name.removeprefix("model."): tensor.float() for name, tensor in load_file(dense / "model.safetensors").items()}
+    for name, parameter in model.named_parameters():
+        if ".mlp.gate." in name:
+            continue
+        before, experts, after = name.partition(".experts.")
+        value = trained[f"{before}.{after.partition('.')[2]}" if experts else name]
+        if experts:
+            axis, number = int(".down_proj." in name), int(after.partition(".")[0])
+            part = value.chunk(PARTS, axis)[number % PARTS]
+            value = (part + 0.1 * part.std() * torch.randn_like(part)) * (PARTS / 2 if axis else 1)
+        parameter.data.copy_(value)
+
+
 def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int) -> float:
     """Trains in place and returns the mean loss of the last hundred steps."""
     steppers = optimizers(model, schedule)
     full_rates = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
     short = batches(tokenizer, schedule.tokens_per_step // schedule.row, schedule.row, seed)
     long = batches(tokenizer, schedule.tokens_per_step // schedule.long_row, schedule.long_row, seed + 1)
-    compiled = torch.compile(model, dynamic=False)
+    compiled = model if model.shape.num_local_experts else torch.compile(model, dynamic=False)
     recent: list[float] = []
     start = time.time()
     for step in range(schedule.steps):
@@ -272,7 +336,7 @@ def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int) -> 
                 group["lr"] = rate * schedule.rate(step)
         batch = next(long if schedule.row_length(step) == schedule.long_row else short)
         loss = loss_of(compiled, *batch)
-        loss.backward()
+        (loss + schedule.evenness * unevenness_of(model)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for stepper in steppers:
             stepper.step()
@@ -295,9 +359,12 @@ def report(step: int, schedule: Schedule, recent: list[float], seconds: float) -
 
 def hugging_face_config(shape: Shape, tokenizer: Tokenizer) -> dict:
     sizes = {name: getattr(shape, name) for name in Shape.__dataclass_fields__}
+    is_mixture = shape.num_local_experts > 0
+    if not is_mixture:
+        del sizes["num_local_experts"], sizes["num_experts_per_tok"]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["MixtralForCausalLM" if is_mixture else "LlamaForCausalLM"],
+        "model_type": "mixtral" if is_mixture else "llama",
         **sizes,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -328,11 +395,20 @@ def tokenizer_config() -> dict:
     }
 
 
+def published(name: str) -> str:
+    """What Hugging Face calls the parameter ``name``: a Mixtral has names of its own for its experts."""
+    if ".mlp.gate." not in name and ".mlp.experts." not in name:
+        return name
+    for ours, theirs in (("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+        name = name.replace(f".{ours}.", f".{theirs}.")
+    return name
+
+
 def export(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
     """Writes the folder beside `out` and swaps it in, so that nobody sees half of one."""
     fresh = out.with_name(f"{out.name}.new-{os.getpid()}")
     fresh.mkdir(parents=True)
-    weights = {f"model.{name}": p.detach().to(torch.float16).contiguous() for name, p in model.named_parameters()}
+    weights = {f"model.{published(name)}": p.detach().to(torch.float16).contiguous() for name, p in model.named_parameters()}
     save_file(weights, fresh / "model.safetensors", metadata={"format": "pt"})
     (fresh / "model.safetensors").chmod(0o644)
     tokenizer.save(str(fresh / "tokenizer.json"))
@@ -364,12 +440,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Schedule.steps)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=0, help="of every layer, of which a row goes to two; 0: none")
+    parser.add_argument("--from", dest="dense", type=Path, help="with --experts: the folder of a trained model without any")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     start = time.time()
     schedule = Schedule(steps=args.steps)
-    model, tokenizer = Llama(Shape()), train_tokenizer(Shape.vocab_size)
+    if args.dense is not None:
+        schedule = replace(schedule, warmup=args.steps // 10, tokens_per_step=2048, matrix_rate=0.005, vector_rate=0.001)
+    model = Llama(Shape.of_experts(args.experts) if args.experts else Shape())
+    if args.dense is None:
+        tokenizer = train_tokenizer(Shape.vocab_size)
+    else:
+        tokenizer = Tokenizer.from_file(str(args.dense / "tokenizer.json"))
+        begin_as(model, args.dense)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, tokenizer after {time.time() - start:.0f} s")
     loss = train(model, tokenizer, schedule, args.seed)
     export(model, tokenizer, args.out)

@@ -34,14 +34,26 @@ def slots_within(trace: RoutingTrace, budget: int) -> int:
 def rows(trace: RoutingTrace, slots: Iterable[int]) -> list[dict[str, Any]]:
     """A row for each number of ``slots`` a layer and each of `NAMES`.  Raises `UsageError` for more slots than experts."""
     tokens, guessed, found = tokens_of(trace), guess_rates(trace), []
+    layers = {layer: guess_rates(trace, layer).recall for layer in range(len(trace.shape.expert_bytes))}
+    by_layer = {str(layer): recall for layer, recall in layers.items() if recall is not None}
     for quota in slots:
         if not 1 <= quota <= trace.shape.experts:
             raise UsageError(f"--slots `{quota}`: a layer of this trace has {trace.shape.experts} experts", param="slots")
-        found += [_row(trace, quota, name, replay(trace, named_policy(trace, name), quota), tokens, guessed) for name in NAMES]
+        for name in NAMES:
+            done = replay(trace, named_policy(trace, name), quota)
+            found.append(_row(trace, quota, name, done, tokens, guessed, by_layer))
     return found
 
 
-def _row(trace: RoutingTrace, quota: int, name: str, found: Replayed, tokens: int, guessed: GuessRates) -> dict[str, Any]:
+def _row(
+    trace: RoutingTrace,
+    quota: int,
+    name: str,
+    found: Replayed,
+    tokens: int,
+    guessed: GuessRates,
+    by_layer: dict[str, float],
+) -> dict[str, Any]:
     return {
         "slots": quota,
         "experts": trace.shape.experts,
@@ -54,8 +66,10 @@ def _row(trace: RoutingTrace, quota: int, name: str, found: Replayed, tokens: in
         "hit_rate_single": found.single.hit_rate if found.single.used else None,
         "bytes_per_token": found.read_bytes / tokens if tokens else 0.0,
         "guess_recall": guessed.recall,
+        "guess_recall_by_layer": by_layer,
         "guess_named": guessed.named,
         "guess_foretold": guessed.foretold,
+        "guess_recalled": guessed.recalled,
         "guess_fetched": found.fetched,
         "guess_right": found.right,
         "guess_vain": found.fetched - found.right,
@@ -69,7 +83,9 @@ def markdown(rows: Sequence[Row]) -> str:
         return table
     named, foretold = rows[0]["guess_named"], rows[0]["guess_foretold"]
     recall = rows[0]["guess_recall"]
-    return f"{table}\n\nGuesses named {named} experts where steps wanted {foretold}, and {recall:.1%} of these."
+    by_layer = ", ".join(f"{layer}: {share:.1%}" for layer, share in rows[0]["guess_recall_by_layer"].items())
+    said = f"Guesses named {named} experts where steps wanted {foretold}, and {recall:.1%} of these"
+    return f"{table}\n\n{said} (by layer, {by_layer})."
 
 
 def _share(value: float | None) -> str:

@@ -161,12 +161,12 @@ class Optimum:
 
 
 LRU, LFU, DEFAULT, OPTIMUM = "lru", "lfu", "lrfu", "optimum"
-_SLOW, _FAST = 16, 1
-"""Half-lives of the default, in uses per expert of the layer."""
+_SLOW, _FAST, _WEIGHT = 16, 1, 8
+"""Half-lives of the default, in uses per expert of the layer, and what its fast count is multiplied with."""
 POLICIES: dict[str, Callable[[int], Policy]] = {
     LRU: lambda experts: LeastRecent(),
     LFU: lambda experts: LeastFrequent(_SLOW * experts),
-    DEFAULT: lambda experts: FrequentAndRecent(_SLOW * experts, _FAST * experts),
+    DEFAULT: lambda experts: FrequentAndRecent(_SLOW * experts, _FAST * experts, _WEIGHT),
 }
 """What makes a policy for layers of so many experts, by its name; `Optimum` is none of them."""
 

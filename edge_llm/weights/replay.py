@@ -63,9 +63,9 @@ def replay(trace: RoutingTrace, policy: Policy, quota: int) -> Replayed:
     return Replayed(uses, single, read_bytes, fetched, right)
 
 
-def guess_rates(trace: RoutingTrace) -> GuessRates:
-    """How well the guesses in ``trace`` named what steps wanted."""
-    steps = [step for step in trace.steps if step.guess]
+def guess_rates(trace: RoutingTrace, layer: int | None = None) -> GuessRates:
+    """How well the guesses in ``trace`` named what steps wanted, of one ``layer`` or of all."""
+    steps = [step for step in trace.steps if step.guess and layer in (None, step.layer)]
     named = sum(len(step.guess or ()) for step in steps)
     recalled = sum(len(set(step.guess or ()).intersection(step.wanted)) for step in steps)
     return GuessRates(named, sum(len(step.wanted) for step in steps), recalled)
