@@ -249,6 +249,36 @@ def block_linear(
     /,
 ) -> _F32: ...
 
+# ---- experts (bind_experts.cpp) ----
+
+class Expert:
+    """The linears gate_up [2 * width, K] and down [K, width] of an expert, see `kernels.experts`."""
+
+    def __init__(
+        self,
+        gate_up: Int8Linear | BlockLinear,
+        down: Int8Linear | BlockLinear,
+        gate_up_bias: _F32 | None = None,
+        down_bias: _F32 | None = None,
+        /,
+    ) -> None: ...
+    @property
+    def width(self) -> int: ...
+
+def choose_experts(scores: _F32, used: int, /) -> _I64: ...
+def experts(
+    x: _F32,
+    chosen: _I64,
+    shares: _F32,
+    weights: Sequence[Expert | None],
+    pool: ThreadPool,
+    gate: int,
+    limit: float,
+    add: _F32 | None,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
+
 # ---- attention (bind_attention.cpp) ----
 
 def rope_append(

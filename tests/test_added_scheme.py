@@ -50,6 +50,7 @@ class HalvesWeight:
     rows = property(lambda self: self.high.rows)
     columns = property(lambda self: self.high.columns)
     nbytes = property(lambda self: self.high.nbytes + self.low.nbytes)
+    in_experts = None
 
     def add_to(self, program, x, **how):
         return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from edge_llm.config import DEFAULT_SCHEME
+from edge_llm.kernels.experts import Expert, expert_of, experts
 from edge_llm.operations.arithmetic import same_bits_by
 from edge_llm.operations.base import Back, Buffers, FloatRun, Gain, HeadTurns, Op, Operation, Passes
 from edge_llm.operations.glu import GLU
@@ -209,22 +210,35 @@ class Experts(Operation):
     def add_call(self, call: HostCall) -> None:
         x, out = call.buffers[self.reads], call.buffers[self.writes]
         add = call.buffers[self.adds] if self.adds else None
-        weights = call.experts or _Resident([call.linears[one.name] for one in self.linears])
-        apply = partial(self._apply, weights, call)
+        weights = [] if call.experts else [call.linears[one.name] for one in self.linears]
+        found = self._of_one_call(weights)
+        apply = partial(self._apply, call.experts or _Resident(weights), call)
+        arithmetic, pool, gate = same_bits_by(call.pool), call.pool, self.glu.gate
 
         def step(rows: int, late: np.ndarray | None) -> None:
-            y = apply(x[:rows])
-            if add is None:
-                out[:rows] = y
+            read, added, written = x[:rows], None if add is None else add[:rows], out[:rows]
+            routes = self.router.routes(read, call.gains, arithmetic)
+            if found:
+                experts(read, routes.experts, routes.weights, found, pool, gate=gate, add=added, out=written)
             else:
-                np.add(add[:rows], y, out=out[:rows])
+                y = apply(read, routes)
+                written[:] = y if added is None else added + y
 
         call.add(step)
 
-    def _apply(self, weights: HostExperts, call: HostCall, x: np.ndarray) -> np.ndarray:
-        """What the experts make of the rows x: a linear gives a row the same beside any others."""
-        arithmetic = same_bits_by(call.pool)
-        groups = {expert: (rows, shares) for expert, rows, shares in self.router.routes(x, call.gains, arithmetic).by_expert()}
+    def _of_one_call(self, weights: Sequence[HostWeight]) -> list[Expert]:
+        """The experts for one call of the kernels, where that takes all of their ``weights``; else none."""
+        known = [one for one in (weight.in_experts for weight in weights) if one is not None]
+        if len(known) < len(weights):
+            return []
+        pairs = list(zip(known[::_LINEARS], known[1::_LINEARS], strict=True))
+        if not all(gate_up.is_like(pairs[0][0]) and down.is_like(pairs[0][1]) for gate_up, down in pairs):
+            return []
+        return [expert_of(*pair) for pair in pairs]
+
+    def _apply(self, weights: HostExperts, call: HostCall, x: np.ndarray, routes: Routes) -> np.ndarray:
+        """What the experts make of the rows x, some at a time: a linear gives a row the same beside any others."""
+        groups = {expert: (rows, shares) for expert, rows, shares in routes.by_expert()}
         sums = _InOrder(np.zeros_like(x), groups)
         for run in weights.runs(list(groups), x, call.pool):
             for expert, (gate_up, down) in run:

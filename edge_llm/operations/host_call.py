@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from edge_llm.kernels import LowRank, ThreadPool
     from edge_llm.kernels.activation import Activation
+    from edge_llm.kernels.experts import InExperts
     from edge_llm.kernels.program import Program
     from edge_llm.operations.keeps import Span
     from edge_llm.operations.questions import AllTables, AnyOp
@@ -51,6 +52,11 @@ class HostWeight(Protocol):
         out: np.ndarray,
     ) -> bool:
         """Add `apply` to ``program``; false for a weight that no program can multiply."""
+        ...
+
+    @property
+    def in_experts(self) -> InExperts | None:
+        """The weight for a call of many experts (`kernels.experts`), and its bias; None: no such call takes it."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_llm.kernels.experts import choose_experts
 from edge_llm.operations.arithmetic import sigmoid
 from edge_llm.operations.base import Arithmetic, Gain
 
@@ -122,7 +123,7 @@ class Router:
         by = of_all if self.choice_bias is None else of_all + gains[self.choice_bias.name]
         if self.groups_used < self.groups:
             by = self._of_best_groups(by)
-        experts = np.sort(np.argsort(-by, axis=1, kind="stable")[:, : self.used], axis=1)
+        experts = choose_experts(np.ascontiguousarray(by, np.float32), self.used)
         scores = np.take_along_axis(of_all, experts, axis=1)
         return experts, _softmax(scores, arithmetic) if self.scores == CHOSEN else scores
 

@@ -17,6 +17,7 @@ from edge_llm.errors import InvalidModel
 from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.activation import Activation
 from edge_llm.kernels.blocks import KINDS, BlockKind, BlockLinear, block_linear, lay_out
+from edge_llm.kernels.experts import InExperts
 from edge_llm.kernels.pointwise import gated
 from edge_llm.kernels.program import Program
 from edge_llm.kernels.types import TILE_CHANNELS
@@ -116,6 +117,10 @@ class BlocksWeight:
     ) -> bool:
         program.block_linear(x, self.native, bias=self.bias, add=add, gain=gain, eps=eps, gate=gate, out=out)
         return True
+
+    @property
+    def in_experts(self) -> InExperts | None:
+        return InExperts(self.native, bias=self.bias) if len(self.kinds) == 1 else None
 
     def add_rows(self, program: Program, factor: float, *, out: np.ndarray) -> None:
         """Add the look-up of the rows that tokens number, times ``factor``, of a table."""

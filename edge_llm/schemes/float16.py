@@ -73,6 +73,10 @@ class Float16Weight:
         program.half_linear(x, self.weight, bias=self.bias, add=add, gain=gain, eps=eps, gate=gate, out=out)
         return True
 
+    @property
+    def in_experts(self) -> None:
+        return None
+
     def prepare(self, first: Float16Weight) -> None:
         return  # the arrays are all that a program needs
 

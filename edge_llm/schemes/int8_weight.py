@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_llm.kernels import ThreadPool, linear
 from edge_llm.kernels.activation import Activation
+from edge_llm.kernels.experts import InExperts
 from edge_llm.kernels.pointwise import rms_norm
 from edge_llm.kernels.program import Program
 from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
@@ -192,6 +193,12 @@ class Int8Product:
         merged = shadow and self.residual
         program.linear(x, self.native, add=add, shadow=merged, gain=gain, eps=eps, gate=gate, out=out)
         return True
+
+    @property
+    def in_experts(self) -> InExperts | None:
+        if self.rounds or self.input_offset or not (self.row_scales and self.native.swiglu_in_one_pass):
+            return None
+        return InExperts(self.native, self.turn)
 
     def add_rows(self, program: Program, factor: float, *, out: np.ndarray) -> None:
         """Add the look-up of the rows that tokens number; a table has ``factor`` in it already."""

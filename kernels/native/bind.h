@@ -32,5 +32,6 @@ void bind_half(nb::module_& module);
 void bind_blocks(nb::module_& module);
 void bind_recurrent(nb::module_& module);
 void bind_low_rank(nb::module_& module);
+void bind_experts(nb::module_& module);
 
 }  // namespace edge

@@ -47,6 +47,7 @@ struct LinearPlan {
   float* out;                                  // [M, width]
   int64_t width;                               // of a row of the results, of which this weight may make a part
   int64_t next_panels;                         // from a group of panels to the one that its worker takes next; 0: unknown
+  int64_t next_bytes;                          // the same in bytes, where that one may be of another weight; 0: unknown
 };
 
 // An odd number of 64-byte lines, so that the rows of a tile do not fall in one cache set; whole 16-value stores fit.
@@ -209,7 +210,7 @@ EDGE_INLINE void finish_tile(const LinearPlan& plan, const Int8Weight& weight, c
 template <int R, int P, int Unroll, bool Rounded, class Panels>
 void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const Panels& panels, const uint16_t* hot_weight, int64_t m,
                  int64_t first, NextShare next, const TileOutput& to) {
-  const auto* next_panels = static_cast<const int8_t*>(weight.panel(first + plan.next_panels));
+  const auto* next_panels = static_cast<const int8_t*>(weight.panel(first + plan.next_panels)) + plan.next_bytes;
   i32x16 dot[R][P];
   panels.template multiply_rows_of<R, Unroll>(plan.activations + m * plan.stride, plan.stride, dot,
                                               {next_panels + next.begin, next.step});
@@ -284,7 +285,7 @@ void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, const Outpu
 // Bytes that a tile of a group of `panels` fetches with each of its blocks, so that `tiles` of them fetch the whole next group.
 EDGE_INLINE int64_t next_step(const LinearPlan& plan, int64_t first, int64_t panels, int64_t tiles) {
   const Int8Weight& weight = plan.weight;
-  if (plan.next_panels == 0 || first + plan.next_panels + panels > weight.panels()) return 0;
+  if (plan.next_bytes == 0 && (plan.next_panels == 0 || first + plan.next_panels + panels > weight.panels())) return 0;
   return min_i64(kTileBytes, ceil_div(panels * weight.panel_bytes(), max_i64(1, tiles * weight.blocks())));
 }
 
@@ -582,23 +583,26 @@ static bool linear(const QuantizeInput& input, const Int8Weight* parts, int64_t 
   return true;
 }
 
+// The plan multiplies the gate and the up half of `weight`.
+static void split_halves(LinearPlan& plan, const Int8Weight& weight) {
+  const int64_t width = weight.channels / 2, half = width / kTileChannels;
+  plan.weight = weight;
+  plan.width = plan.weight.channels = plan.up.channels = width;
+  plan.up.columns = weight.columns;
+  if (weight.codes != nullptr) plan.up.codes = weight.codes + half * weight.code_bytes();
+  else plan.up.tiles = weight.tiles + half * weight.tile_bytes();
+  plan.up.take_vectors(weight, width);
+}
+
 static bool linear_gated(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, Gate gate, float* out,
                          ThreadPool& pool) {
   LinearPlan plan = {};
   plan.gate = gate;
-  const int64_t width = weight.channels / 2;
-  plan.weight = weight;
+  split_halves(plan, weight);
   plan.hot_weight = hot_weight;
   plan.hot_stride = weight.channels;
   plan.hot_count = hot_weight != nullptr ? input.hot_count : 0;
   plan.out = out;
-  plan.width = width;
-  plan.weight.channels = plan.up.channels = width;
-  plan.up.columns = weight.columns;
-  const int64_t half = width / kTileChannels;
-  if (weight.codes != nullptr) plan.up.codes = weight.codes + half * weight.code_bytes();
-  else plan.up.tiles = weight.tiles + half * weight.tile_bytes();
-  plan.up.take_vectors(weight, width);
   if (!quantized_product(input, plan, pool)) return false;
   count_overflow(input, plan.residual_rows, pool);
   return true;

@@ -65,4 +65,5 @@ NB_MODULE(_native, module) {
   bind_low_rank(module);
   bind_blocks(module);
   bind_recurrent(module);
+  bind_experts(module);
 }

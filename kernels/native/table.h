@@ -5,6 +5,7 @@
 #include "table_attention.h"
 #include "table_blocks.h"
 #include "table_embedding.h"
+#include "table_experts.h"
 #include "table_floats.h"
 #include "table_gptq.h"
 #include "table_half.h"
@@ -27,6 +28,7 @@ struct KernelTable {
   FitKernels fit;
   HalfKernels half;
   BlockKernels blocks;
+  ExpertKernels experts;
 };
 
 }  // namespace edge

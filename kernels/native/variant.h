@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "blocks.h"
 #include "embedding.h"
+#include "experts.h"
 #include "floats.h"
 #include "gptq.h"
 #include "half_linear.h"
@@ -26,7 +27,7 @@ namespace EDGE_VARIANT {
 extern const KernelTable table;
 const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels,
                            sampling_kernels, float_kernels, embedding_kernels,
-                           code_kernels, fit_kernels, half_kernels, block_kernels};
+                           code_kernels, fit_kernels, half_kernels, block_kernels, expert_kernels};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -24,6 +24,7 @@ from edge_llm.kernels.reference.attention import (
     values_of,
 )
 from edge_llm.kernels.reference.embedding import embedding
+from edge_llm.kernels.reference.experts import choose_experts, experts
 from edge_llm.kernels.reference.half_linear import half_linear
 from edge_llm.kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
 from edge_llm.kernels.reference.linear import (
@@ -78,10 +79,12 @@ __all__ = [
     "Rounding",
     "activate",
     "append_kv",
+    "choose_experts",
     "crc32c",
     "embedding",
     "exp",
     "exp2_negative",
+    "experts",
     "fma",
     "gated",
     "gated_norm",
