@@ -52,8 +52,12 @@ def victims(policy, steps):
     for experts in steps:
         for expert in experts:
             policy.touched(Key(0, expert))
-        found.append(policy.victim([Key(0, expert) for expert in range(EXPERTS)]).expert)
+        found.append(least_worth(policy, 0, range(EXPERTS)))
     return found
+
+
+def least_worth(policy, layer, experts):
+    return min(experts, key=lambda expert: (policy.worth(Key(layer, expert)), expert))
 
 
 @given(steps_of_a_layer)
@@ -86,13 +90,13 @@ def test_who_uses_never_changes_keeps_the_oldest_favourites():
     """The least recent goes; the least frequent stays whoever was liked for long."""
     uses = [[0], [0], [0], [1], [2]]
     assert victims(LeastRecent(), [[3], [4], [5], *uses])[-1] == 3
-    liked = [Key(0, 0), Key(0, 1), Key(0, 2)]
+    liked = [0, 1, 2]
     frequent, recent = LeastFrequent(100), LeastRecent()
     for policy in (frequent, recent):
         for ((expert,),) in zip(uses, strict=True):
             policy.touched(Key(0, expert))
-    assert frequent.victim(liked).expert == 1
-    assert recent.victim(liked).expert == 0
+    assert least_worth(frequent, 0, liked) == 1
+    assert least_worth(recent, 0, liked) == 0
 
 
 @given(names, walks, quotas)
@@ -112,6 +116,37 @@ def test_a_layer_has_its_quota_and_reads_what_it_lacks(name, steps, quota):
         assert len(held[layer]) <= quota
         if len(experts) <= quota:
             assert set(experts) <= held[layer], "nothing leaves that the step uses"
+
+
+@given(names, walks, quotas)
+def test_who_leaves_is_worth_least_of_those_that_may_go(name, steps, quota):
+    """Whom the step does not use, while there are any; its twin asks for every worth at every choice."""
+    slots, policy, held = Slots(policy_of(name, EXPERTS), quota), policy_of(name, EXPERTS), {layer: set() for layer in range(3)}
+    for layer, experts in steps:
+        for expert in experts:
+            policy.touched(Key(layer, expert))
+        for one in slots.take(layer, experts):
+            if one.is_read and len(held[layer]) == quota:
+                assert one.leaves == least_worth(policy, layer, held[layer].difference(experts) or held[layer])
+                held[layer].remove(one.leaves)
+            held[layer].add(one.expert)
+
+
+class Counting(LeastRecent):
+    asked = 0
+
+    def worth(self, key):
+        self.asked += 1
+        return super().worth(key)
+
+
+def test_a_step_of_many_experts_asks_for_each_worth_no_more_than_twice():
+    policy, many = Counting(), 5000
+    slots = Slots(policy, 2000)
+    for first in (0, 2500):
+        before = policy.asked
+        slots.take(0, range(first, first + many))
+        assert policy.asked - before <= 2000 + many
 
 
 @given(names, walks, quotas)

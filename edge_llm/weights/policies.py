@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 
@@ -27,12 +28,11 @@ class Policy(Protocol):
         """A step uses ``key``, whether it is in memory or not; once a step."""
         ...
 
-    def admitted(self, key: Key) -> None:
-        """``key`` has a slot from now on."""
-        ...
+    def worth(self, key: Key) -> float:
+        """Of the experts of a layer that may go, the one that is worth least leaves, the lower number of two that are equal.
 
-    def victim(self, keys: Collection[Key]) -> Key:
-        """Which of ``keys`` leaves its slot: they are of one layer, in memory, and may go; there is at least one."""
+        It changes by `touched` alone.
+        """
         ...
 
 
@@ -75,11 +75,8 @@ class LeastRecent:
     def touched(self, key: Key) -> None:
         self._last[key] = self._clocks.tick(key.layer)
 
-    def admitted(self, key: Key) -> None:
-        pass
-
-    def victim(self, keys: Collection[Key]) -> Key:
-        return min(keys, key=lambda key: (self._last.get(key, 0), key))
+    def worth(self, key: Key) -> float:
+        return self._last.get(key, 0)
 
 
 class LeastFrequent:
@@ -93,11 +90,8 @@ class LeastFrequent:
     def touched(self, key: Key) -> None:
         self._counts.add(key, self._clocks.tick(key.layer))
 
-    def admitted(self, key: Key) -> None:
-        pass
-
-    def victim(self, keys: Collection[Key]) -> Key:
-        return min(keys, key=lambda key: (self._counts.at(key, self._clocks.now(key.layer)), key))
+    def worth(self, key: Key) -> float:
+        return self._counts.at(key, self._clocks.now(key.layer))
 
 
 class FrequentAndRecent:
@@ -116,13 +110,7 @@ class FrequentAndRecent:
         self._slow.add(key, now)
         self._fast.add(key, now)
 
-    def admitted(self, key: Key) -> None:
-        pass
-
-    def victim(self, keys: Collection[Key]) -> Key:
-        return min(keys, key=lambda key: (self._worth(key), key))
-
-    def _worth(self, key: Key) -> float:
+    def worth(self, key: Key) -> float:
         now = self._clocks.now(key.layer)
         return self._slow.at(key, now) + self._weight * self._fast.at(key, now)
 
@@ -149,15 +137,9 @@ class Optimum:
         if not times or times.pop() != now:
             raise ValueError(f"use {now} of layer {key.layer} is of expert {key.expert}, which was not foretold")
 
-    def admitted(self, key: Key) -> None:
-        pass
-
-    def victim(self, keys: Collection[Key]) -> Key:
-        return min(keys, key=lambda key: (-self._next(key), key))
-
-    def _next(self, key: Key) -> float:
+    def worth(self, key: Key) -> float:
         times = self._ahead.get(key)
-        return times[-1] if times else math.inf
+        return -times[-1] if times else -math.inf
 
 
 LRU, LFU, DEFAULT, OPTIMUM = "lru", "lfu", "lrfu", "optimum"
@@ -227,17 +209,34 @@ class Slots:
         for expert in wanted:
             self._policy.touched(Key(layer, expert))
         there, missing = [one for one in wanted if one in held], [one for one in wanted if one not in held]
-        return [*(Taken(one, False, None) for one in there), *(self._admit(layer, one, wanted) for one in missing)]
+        return [*(Taken(one, False, None) for one in there), *self._admit(layer, missing, wanted)]
 
-    def _admit(self, layer: int, expert: int, wanted: Sequence[int]) -> Taken:
-        held, leaves = self._held[layer], None
-        if len(held) == self.quota:
-            may_go = held.difference(wanted) or held
-            leaves = self._policy.victim([Key(layer, one) for one in sorted(may_go)]).expert
-            held.remove(leaves)
-        held.add(expert)
-        self._policy.admitted(Key(layer, expert))
-        return Taken(expert, True, leaves)
+    def _admit(self, layer: int, missing: Sequence[int], wanted: Sequence[int]) -> Iterator[Taken]:
+        """The ``missing`` get slots: from experts that are not ``wanted`` while there are any.
+
+        No worth changes meanwhile, so each is asked for once: a step takes no longer than a sort, however many experts it uses.
+        """
+        held = self._held[layer]
+        is_full = len(held) + len(missing) > self.quota
+        idle = self._by_worth(layer, held.difference(wanted)) if is_full else []
+        in_use: list[tuple[float, int]] | None = None
+        for expert in missing:
+            leaves = None
+            if len(held) == self.quota:
+                if not idle and in_use is None:
+                    in_use = self._by_worth(layer, held)
+                _, leaves = heappop(idle or in_use or [])
+                held.remove(leaves)
+            held.add(expert)
+            if in_use is not None:
+                heappush(in_use, (self._policy.worth(Key(layer, expert)), expert))
+            yield Taken(expert, True, leaves)
+
+    def _by_worth(self, layer: int, experts: Iterable[int]) -> list[tuple[float, int]]:
+        """A heap of ``experts``: what each is worth, and its number."""
+        heap = [(self._policy.worth(Key(layer, one)), one) for one in experts]
+        heapify(heap)
+        return heap
 
 
 def uses_of(taken: Sequence[Taken]) -> Uses:
