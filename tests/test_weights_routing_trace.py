@@ -1,5 +1,7 @@
 """Traces of routing: round trips, and files that were cut or changed."""
 
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,3 +124,33 @@ def test_files_that_are_none(tmp_path):
         read_trace(tmp_path)
     with pytest.raises(StorageError, match="cannot write"):
         TraceWriter(tmp_path / "no" / "such", TracedShape(8, 2, (1,)))
+
+
+def test_a_disk_that_was_full_leaves_a_file_that_can_be_read(tmp_path):
+    """Half a record is taken back, and the next one begins where it began."""
+    shape, path = TracedShape(300, 2, (7,)), tmp_path / "t"
+    step = RoutedStep(0, np.array([[0, 299], [2, 3]]), (256,))
+    with TraceWriter(path, shape) as writer:
+        writer.add(step)
+        there = path.read_bytes()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(there) + 5, limits[1]))
+        try:
+            for _ in range(2):
+                with pytest.raises(StorageError, match=r"cannot write `.*t`: .*; make room on the disk"):
+                    writer.add(step)
+                assert path.read_bytes() == there
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        writer.add(step)
+    assert path.read_bytes() == as_bytes(RoutingTrace(shape, (step, step)))
+
+
+def test_what_is_read_takes_no_memory_of_its_own(tmp_path):
+    """Numbers stay as the file has them."""
+    for experts in (8, 300):
+        shape = TracedShape(experts, 2, (7,))
+        data = as_bytes(RoutingTrace(shape, (RoutedStep(0, np.array([[0, 1], [2, 7]])),)))
+        (step,) = decode_trace(data, "t").steps
+        assert step.experts.dtype == shape.dtype
+        assert np.shares_memory(step.experts, np.frombuffer(data, np.uint8))

@@ -30,8 +30,8 @@ from edge_llm.files import read_file, shown
 
 MAGIC = b"EDGEROUT"
 VERSION = 1
-MOST_BYTES = 2**30
-"""Of a file."""
+MOST_BYTES = 2**26
+"""Of a file: some ten thousand tokens of a large model.  In memory a step takes up to thirty times its bytes."""
 MOST_LAYERS, MOST_EXPERTS, MOST_ROWS = 4096, 65_534, 2**24
 MOST_EXPERT_BYTES = 2**40
 _HEAD = struct.Struct("<8sHHHH")
@@ -71,7 +71,7 @@ class RoutedStep:
 
     layer: int
     experts: np.ndarray
-    """int64 [rows, used], ascending in every row."""
+    """Integers of any type [rows, used], ascending in every row."""
     guess: tuple[int, ...] | None = None
     """The experts that were guessed before the router had spoken, ascending; None where nobody guessed."""
 
@@ -147,8 +147,9 @@ class TraceWriter:
             if self._file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as failure:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._bytes)  # half a record
+            with contextlib.suppress(OSError):  # half a record; the next one goes where it began
+                self._file.truncate(self._bytes)
+                self._file.seek(self._bytes)
             raise StorageError(f"cannot write `{shown(self._path)}`: {failure.strerror}; make room on the disk") from None
         self._bytes += len(data)
 
@@ -197,7 +198,7 @@ def _decode_steps(shape: TracedShape, data: bytes, at: int) -> Iterator[RoutedSt
             raise _DamagedError(f"it ends within the record at byte {at}")
         if _checksum((layer, rows, guessed), data[at + _RECORD.size : end]) != checksum:
             raise _DamagedError(f"the record at byte {at} is damaged")
-        experts = np.frombuffer(data[at + _RECORD.size : split], shape.dtype).astype(np.int64).reshape(rows, shape.used)
+        experts = np.frombuffer(data, shape.dtype, rows * shape.used, at + _RECORD.size).reshape(rows, shape.used)
         guess = None if guessed == _NO_GUESS else tuple(np.frombuffer(data[split:end], shape.dtype).tolist())
         if (problem := _problem(shape, layer, experts, guess)) is not None:
             raise _DamagedError(f"in the record at byte {at}, {problem}")
@@ -211,7 +212,7 @@ def _problem(shape: TracedShape, layer: int, experts: np.ndarray, guess: Sequenc
         return f"layer {layer} has no experts"
     if experts.shape[1:] != (shape.used,) or not 1 <= len(experts) <= MOST_ROWS:
         return f"experts {experts.shape} are not those of rows that go to {shape.used}"
-    if experts.min() < 0 or experts.max() >= shape.experts or (np.diff(experts, axis=1) <= 0).any():
+    if experts.min() < 0 or experts.max() >= shape.experts or (experts[:, 1:] <= experts[:, :-1]).any():
         return f"a row's experts are not ascending numbers below {shape.experts}"
     numbers = np.array(() if guess is None else guess, np.int64)
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= shape.experts or (np.diff(numbers) <= 0).any()):
