@@ -61,4 +61,4 @@ def experts(
     ``weights`` has an `Expert` for each number that is chosen, all of one shape, one turn and one type of each linear; those
     that nobody chose may be None.  `out` may be `x` or `add`; when an activation is not finite, it is left as it was.
     """
-    return _native.experts(x, chosen, shares, weights, pool, *numbers(gate), add, out)
+    return _native.experts(x, chosen, shares, list(weights), pool, *numbers(gate), add, out)

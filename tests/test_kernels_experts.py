@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,25 @@ def test_experts_that_nobody_chose_need_not_be_there(pools: list[kernels.ThreadP
     assert experts(x[:0], *none, [None], pools[-1], gate=SILU).shape == (0, K)
     with pytest.raises(ValueError, match="expert `2` is chosen and not there"):
         experts(x, chosen, shares, [expert, expert, None], pools[-1], gate=SILU)
+
+
+def test_experts_that_are_made_when_they_are_asked_for_live_as_long_as_the_call(pools: list[kernels.ThreadPool]) -> None:
+    linears = [
+        (made("tiles", 2 * WIDTH, K, 2 * e, pools[0]).linear, made("tiles", K, WIDTH, 2 * e + 1, pools[0]).linear)
+        for e in range(5)
+    ]
+
+    class Lazy(Sequence[Expert]):
+        def __len__(self) -> int:
+            return len(linears)
+
+        def __getitem__(self, at: Any) -> Any:
+            return Expert(*linears[at])
+
+    x = np.random.default_rng(10).standard_normal((4, K)).astype(np.float32)
+    chosen, shares = np.tile(np.arange(5), (4, 1)), np.ones((4, 5), np.float32)
+    expected = experts(x, chosen, shares, [Expert(*pair) for pair in linears], pools[0], gate=SILU)
+    assert_same_bits(experts(x, chosen, shares, Lazy(), pools[0], gate=SILU), expected)
 
 
 def test_what_is_not_finite_leaves_the_result_as_it_was(pools: list[kernels.ThreadPool]) -> None:
