@@ -16,7 +16,6 @@ from edge_llm.kernels.program import Program
 from edge_llm.models.rope import RopeTables
 from edge_llm.operations.base import Op
 from edge_llm.operations.host_call import AnyRows, HostExperts
-from edge_llm.operations.keeps import Span
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import Turn
@@ -196,13 +195,6 @@ class _Call:
 
     def add_rows(self, step: Callable[[AnyRows], None]) -> None:
         self.program.add(lambda rows, late: step(rows))
-
-    def add_spans(self, step: Callable[[Span], None]) -> None:
-        def each(rows: Rows, late: np.ndarray | None) -> None:
-            for span in rows.spans:
-                step(span)
-
-        self.program.add(each)
 
 
 def add_op(program: HostProgram, op: Op, bound: BoundArrays, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.kernels.recurrent import MAX_TAPS
 from edge_llm.models.blocks import (
     FULL,
     Shape,
@@ -39,7 +40,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
     attended = (
         qkv(shape), attention(shape, read_rope(raw, shape, theta=1e6), **norms), output(shape, module="self_attn.out_proj"),
     )  # fmt: skip
-    convolved = _convolution(shape, fields.integer("conv_L_cache", 2, 64, 3), fields.flag("conv_bias", False))
+    convolved = _convolution(shape, fields.integer("conv_L_cache", 2, MAX_TAPS, 3), fields.flag("conv_bias", False))
     layers = [_layer(shape, convolved if kind == CONVOLUTION else attended) for kind in _kinds(raw, shape.layers)]
     return described(shape, layers, _norm(shape, "final_norm", "model.embedding_norm"))
 

@@ -172,11 +172,3 @@ class HostCall(Protocol):
     def add_rows(self, step: Callable[[AnyRows], None]) -> None:
         """Add a step of Python that is told what the rows are."""
         ...
-
-    def add_spans(self, step: Callable[[Span], None]) -> None:
-        """Add a step of Python that is called for each `Span` of the rows in order.
-
-        It finds the state before them in ``states[name][span.reads]``, and puts that behind them into
-        ``states[name][span.writes]``, which may be the same place.
-        """
-        ...

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,31 @@ class Span(NamedTuple):
     """One past the last row."""
     reads: int
     writes: int
+
+
+def one_run(rows: int) -> np.ndarray:
+    """The runs (`edge_llm.kernels.recurrent`) of so many ``rows`` that continue the only slot: int32 [1, 4]."""
+    return np.array([[0, rows, 0, 0]], np.int32)
+
+
+def concurrent_runs(spans: Sequence[Span]) -> list[tuple[slice, np.ndarray]]:
+    """``spans`` in as few parts as can run at once, each with its rows and its runs int32 [R, 4].
+
+    A span that reads a slot, or writes one, that a span before it writes is in a later part.
+    """
+    parts: list[list[Span]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for span in spans:
+        if not parts or {span.reads, span.writes} & written or span.writes in read:
+            parts.append([])
+            read, written = set(), set()
+        parts[-1].append(span)
+        read.add(span.reads)
+        written.add(span.writes)
+    found = []
+    for part in parts:
+        start, end = part[0].first, part[-1].end
+        runs = [(one.first - start, one.end - start, one.reads, one.writes) for one in part]
+        found.append((slice(start, end), np.array(runs, np.int32)))
+    return found

@@ -6,7 +6,7 @@ The recurrence runs row after row in prompts as in answers, so that a text has t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.kernels import ThreadPool, floats, pointwise, recurrent
 from edge_llm.operations.base import Buffers, FloatRun, Gain, Op, Operation, Passes
-from edge_llm.operations.keeps import Fixed, Kept, Span
+from edge_llm.operations.keeps import Fixed, Kept, concurrent_runs, one_run
 
 if TYPE_CHECKING:
     from edge_llm.operations.host_call import AnyRows, HostCall
@@ -139,12 +139,12 @@ class Recurrent(Operation):
         convolved = np.empty((len(mixed), self.convolution.rows), np.float32)
 
         def convolve(rows: slice, before: np.ndarray) -> np.ndarray:
-            tails, runs = before[None].copy(), _one_run(rows)
+            tails, runs = before[None].copy(), one_run(rows.stop - rows.start)
             self._convolve(mixed[rows], constants, tails, runs, pool, convolved[rows])
             return np.asarray(tails[0])
 
         def recur(rows: slice, before: np.ndarray) -> np.ndarray:
-            states, runs = before[None].copy(), _one_run(rows)
+            states, runs = before[None].copy(), one_run(rows.stop - rows.start)
             self._recur(mixed[rows], convolved[rows], constants, states, runs, pool, out[rows])
             return np.asarray(states[0])
 
@@ -232,37 +232,9 @@ class Recurrent(Operation):
         constants, tails, states = self.constants(call.gains), call.states[self.tail.name], call.states[self.state.name]
 
         def step(rows: AnyRows) -> None:
-            for taken, runs in waves(rows.spans):
+            for taken, runs in concurrent_runs(rows.spans):
                 mixed, convolved = x[taken], np.empty((taken.stop - taken.start, self.convolution.rows), np.float32)
                 self._convolve(mixed, constants, tails, runs, pool, convolved)
                 self._recur(mixed, convolved, constants, states, runs, pool, written[taken])
 
         call.add_rows(step)
-
-
-def _one_run(rows: slice) -> np.ndarray:
-    """Of `rows` that continue the only slot."""
-    return np.array([[0, rows.stop - rows.start, 0, 0]], np.int32)
-
-
-def waves(spans: Sequence[Span]) -> list[tuple[slice, np.ndarray]]:
-    """``spans`` in as few parts as can run at once, each with its rows and its runs int32 [R, 4].
-
-    A span that reads a slot, or writes one, that a span before it writes is in a later part.
-    """
-    parts: list[list[Span]] = []
-    read: set[int] = set()
-    written: set[int] = set()
-    for span in spans:
-        if not parts or {span.reads, span.writes} & written or span.writes in read:
-            parts.append([])
-            read, written = set(), set()
-        parts[-1].append(span)
-        read.add(span.reads)
-        written.add(span.writes)
-    found = []
-    for part in parts:
-        start, end = part[0].first, part[-1].end
-        runs = [(one.first - start, one.end - start, one.reads, one.writes) for one in part]
-        found.append((slice(start, end), np.array(runs, np.int32)))
-    return found

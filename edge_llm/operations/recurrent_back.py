@@ -124,7 +124,7 @@ def way_back(mixer: _Mixer, mixed: np.ndarray, constants: _Constants, out: np.nd
         for columns, gain, eps in mixer.lengths():
             heads, felt_heads = mixer.of_keys(activated[:, columns]), mixer.of_keys(at_units[:, columns])
             at_units[:, columns] = rms_norm_gradient(heads, gain, eps, felt_heads).reshape(len(mixed), -1)
-        found[:, at.convolved] = _through_convolution(at_units * silu_slope(summed, SAME_BITS), constants.weight)
+        found[:, at.convolved] = convolution_gradient(at_units * silu_slope(summed, SAME_BITS), constants.weight)
         return [(mixer.reads, found)]
 
     return out, back
@@ -146,8 +146,8 @@ def _convolved(x: np.ndarray, constants: _Constants) -> np.ndarray:
     return total
 
 
-def _through_convolution(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The gradient at the inputs [T, C] of that at the sums."""
+def convolution_gradient(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The gradient at the inputs [T, C] of a convolution by ``weight`` [taps, C], of that at its sums."""
     taps, rows = len(weight), len(gradient)
     behind = np.concatenate([gradient, np.zeros((taps - 1, gradient.shape[1]), np.float32)])
     found = np.zeros_like(gradient)

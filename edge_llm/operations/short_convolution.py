@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from edge_llm.kernels import ThreadPool
+from edge_llm.kernels.recurrent import MAX_TAPS, short_convolution
 from edge_llm.operations.base import Back, Buffers, FloatRun, Gain, Op, Operation, Passes
-from edge_llm.operations.keeps import Fixed, Kept
+from edge_llm.operations.keeps import Fixed, Kept, concurrent_runs, one_run
+from edge_llm.operations.recurrent_back import convolution_gradient
 
 if TYPE_CHECKING:
-    from edge_llm.operations.host_call import HostCall
-    from edge_llm.operations.keeps import Span
+    from edge_llm.operations.host_call import AnyRows, HostCall
     from edge_llm.operations.questions import AnyLayer
 
 TAIL = "convolution_tail"
@@ -24,8 +26,7 @@ TAIL = "convolution_tail"
 class ShortConvolution(Operation):
     """``writes = c * (taps of b * u (+ bias))`` of ``reads`` = b | c | u; the last tap meets the row itself.
 
-    Each channel has taps of its own: ``taps`` is [width, taps].  Sums go from the oldest row to the newest, whatever rows come
-    together.
+    Each channel has taps of its own: ``taps`` is [width, taps].
     """
 
     KIND: ClassVar[str] = "short_convolution"
@@ -37,8 +38,10 @@ class ShortConvolution(Operation):
     bias: Gain | None = None
 
     def __post_init__(self) -> None:
-        if self.taps.size < 2 or self.taps.rows < 1 or (self.bias is not None and self.bias.size != self.taps.rows):
-            raise ValueError(f"the convolution `{self.taps.name}` has no two taps, or a bias of another width")
+        if not 2 <= self.taps.size <= MAX_TAPS or self.taps.rows < 1:
+            raise ValueError(f"the convolution `{self.taps.name}` of {self.taps.rows} channels has {self.taps.size} taps")
+        if self.bias is not None and self.bias.size != self.taps.rows:
+            raise ValueError(f"the bias of the convolution `{self.taps.name}` is of another width")
 
     @property
     def width(self) -> int:
@@ -69,13 +72,14 @@ class ShortConvolution(Operation):
     # -- float ---------------------------------------------------------------------------------------------------------
 
     def forward(self, buffers: Buffers, run: FloatRun) -> np.ndarray:
-        x, gains = buffers[self.reads], run.weights.gains
+        x, pool = buffers[self.reads], ThreadPool(1)
         out = np.empty((len(x), self.width), np.float32)
-        taps, bias = self._vectors(gains)
+        taps, bias = self._vectors(run.weights.gains)
 
-        def step(rows: slice, tail: np.ndarray) -> np.ndarray:
-            out[rows], after = self._mixed(x[rows], tail, taps, bias)
-            return after
+        def step(rows: slice, before: np.ndarray) -> np.ndarray:
+            tails = before[None].copy()
+            self._mix(x[rows], taps, bias, tails, one_run(rows.stop - rows.start), pool, out[rows])
+            return np.asarray(tails[0])
 
         run.through(self.tail, len(x), step)
         return out
@@ -83,12 +87,11 @@ class ShortConvolution(Operation):
     def forward_and_back(self, buffers: Buffers, run: FloatRun) -> tuple[np.ndarray, Back]:
         x, (taps, bias) = buffers[self.reads], self._vectors(run.weights.gains)
         b, c, u = np.split(x, 3, axis=1)
-        convolved, _ = self._convolved(b * u, np.zeros(self.tail.shape, np.float32), taps, bias)
+        tails = np.zeros((1, *self.tail.shape), np.float32)
+        convolved = short_convolution(b * u, taps, bias, tails, one_run(len(x)), ThreadPool(1))
 
         def back(gradient: np.ndarray) -> list[tuple[str, np.ndarray]]:
-            ahead = np.concatenate([gradient * c, np.zeros(self.tail.shape, np.float32)])
-            rows, last = len(x), len(taps) - 1
-            at_product = sum(ahead[last - tap : last - tap + rows] * taps[tap] for tap in range(last + 1))
+            at_product = convolution_gradient(gradient * c, taps)
             return [(self.reads, np.concatenate([at_product * u, gradient * convolved, at_product * b], axis=1))]
 
         return c * convolved, back
@@ -97,22 +100,19 @@ class ShortConvolution(Operation):
         """Taps [taps, width] from the oldest row's on, and the bias."""
         return np.ascontiguousarray(gains[self.taps.name].T), None if self.bias is None else gains[self.bias.name]
 
-    def _mixed(
-        self, x: np.ndarray, tail: np.ndarray, taps: np.ndarray, bias: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What rows x [T, b | c | u] behind a ``tail`` become: [T, width], and the tail behind them."""
+    def _mix(
+        self,
+        x: np.ndarray,
+        taps: np.ndarray,
+        bias: np.ndarray | None,
+        tails: np.ndarray,
+        runs: np.ndarray,
+        pool: ThreadPool,
+        out: np.ndarray,
+    ) -> None:
+        """What rows x [T, b | c | u] of ``runs`` become, into ``out`` [T, width]; ``tails`` are kept up."""
         b, c, u = (x[:, first : first + self.width] for first in range(0, 3 * self.width, self.width))
-        convolved, after = self._convolved(b * u, tail, taps, bias)
-        return c * convolved, after
-
-    def _convolved(
-        self, product: np.ndarray, tail: np.ndarray, taps: np.ndarray, bias: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.concatenate([tail, product])
-        out = rows[: len(product)] * taps[0]
-        for tap in range(1, len(taps)):
-            out += rows[tap : tap + len(product)] * taps[tap]
-        return out if bias is None else out + bias, rows[len(product) :].copy()
+        np.multiply(c, short_convolution(b * u, taps, bias, tails, runs, pool), out=out)
 
     # -- devices -------------------------------------------------------------------------------------------------------
 
@@ -123,11 +123,11 @@ class ShortConvolution(Operation):
         return {op.writes[0]: self.width}
 
     def add_call(self, call: HostCall) -> None:
-        x, out, states = call.buffers[self.reads], call.buffers[self.writes], call.states[TAIL]
+        x, out, tails = call.buffers[self.reads], call.buffers[self.writes], call.states[TAIL]
         taps, bias = self._vectors(call.gains)
 
-        def step(span: Span) -> None:
-            rows = slice(span.first, span.end)
-            out[rows], states[span.writes] = self._mixed(x[rows], states[span.reads], taps, bias)
+        def step(rows: AnyRows) -> None:
+            for taken, runs in concurrent_runs(rows.spans):
+                self._mix(x[taken], taps, bias, tails, runs, call.pool, out[taken])
 
-        call.add_spans(step)
+        call.add_rows(step)
