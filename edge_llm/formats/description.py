@@ -88,14 +88,7 @@ def decode_description(raw: Mapping[str, Any], model: Mapping[str, Any], most_la
     family, context = model.get("family"), model.get("context")
     if set(model) != {"family", "context"} or type(family) is not str or not _is_count(context):
         raise CorruptBundle("`model` in the manifest is not a family and its context")
-    return DescribedConfig(
-        family=family,
-        vocab_size=decoder.vocab_size,
-        hidden_size=decoder.hidden_size,
-        context=typing.cast(int, context),
-        tied_embeddings=decoder.tied,
-        decoder=decoder,
-    )
+    return DescribedConfig.of(decoder, family, typing.cast(int, context))
 
 
 def model_record(config: ModelConfig) -> dict[str, Any]:

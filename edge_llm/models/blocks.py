@@ -368,14 +368,7 @@ def described(
         tied=shape.tied,
         cap=cap,
     )
-    return DescribedConfig(
-        family=shape.family,
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        context=shape.context,
-        tied_embeddings=shape.tied,
-        decoder=decoder,
-    )
+    return DescribedConfig.of(decoder, shape.family, shape.context)
 
 
 def last_norm(shape: Shape, *, plus: float = 0.0, factor: float = 1.0, centred: bool = False) -> Norm:

@@ -88,14 +88,7 @@ def post_norm(shape: Shape, prefix: str, names: Names, parts: Parts, reading: Re
         tied=True,
         reading=reading,
     )
-    return DescribedConfig(
-        family=shape.family,
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        context=context,
-        tied_embeddings=True,
-        decoder=decoder,
-    )
+    return DescribedConfig.of(decoder, shape.family, context)
 
 
 def begun(

@@ -130,6 +130,18 @@ class DescribedConfig(ModelConfig):
 
     decoder: Decoder
 
+    @classmethod
+    def of(cls, decoder: Decoder, family: str, context: int) -> DescribedConfig:
+        """What is said of the model ``decoder`` of a ``family``, made for texts of ``context`` tokens."""
+        return cls(
+            family=family,
+            vocab_size=decoder.vocab_size,
+            hidden_size=decoder.hidden_size,
+            context=context,
+            tied_embeddings=decoder.tied,
+            decoder=decoder,
+        )
+
 
 def _with_schemes(layer: Layer, prefix: str, schemes: Mapping[str, str]) -> Layer:
     """``layer`` itself where no scheme changes, so that like layers go on sharing their operations."""

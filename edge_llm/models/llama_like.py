@@ -75,14 +75,7 @@ def _with_other_rope(raw: dict[str, Any], plain: LlamaConfig) -> ModelConfig:
     rope = rope_of(raw, plain.head_dim, plain.context)
     if rope.scaling is None:
         return plain
-    return DescribedConfig(
-        family=plain.family,
-        vocab_size=plain.vocab_size,
-        hidden_size=plain.hidden_size,
-        context=plain.context,
-        tied_embeddings=plain.tied_embeddings,
-        decoder=llama_decoder(plain, rope),
-    )
+    return DescribedConfig.of(llama_decoder(plain, rope), plain.family, plain.context)
 
 
 def sliding_window(raw: dict[str, Any]) -> int | None:

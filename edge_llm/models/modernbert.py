@@ -53,14 +53,7 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         tied=True,
         reading=_reranker(raw, shape, norm_bias) if is_classifier(raw) else Reading(),
     )
-    return DescribedConfig(
-        family=shape.family,
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        context=shape.context,
-        tied_embeddings=True,
-        decoder=decoder,
-    )
+    return DescribedConfig.of(decoder, shape.family, shape.context)
 
 
 def _layer(raw: dict[str, Any], shape: Shape, kind: str, *, first: bool, prefix: str) -> tuple[Operation, ...]:

@@ -75,14 +75,7 @@ def with_pooling(config: ModelConfig, model: GgufModel) -> ModelConfig:
         described = replace(decoder, reading=Reading(pooling, head=_head(model)))
     except ValueError as error:
         raise InvalidModel(f"{model.where}: {error}") from None
-    return DescribedConfig(
-        family=config.family,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        context=config.context,
-        tied_embeddings=config.tied_embeddings,
-        decoder=described,
-    )
+    return DescribedConfig.of(described, config.family, config.context)
 
 
 def _head(model: GgufModel) -> tuple[Dense, ...]:

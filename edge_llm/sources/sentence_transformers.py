@@ -76,14 +76,7 @@ def _scored(config: ModelConfig, folder: Path, own: Reading, named: object) -> M
 
 def _read(config: ModelConfig, folder: Path, reading: Reading) -> ModelConfig:
     """``config`` whose states become what ``reading`` says."""
-    return DescribedConfig(
-        family=config.family,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        context=_longest(folder, config.context),
-        tied_embeddings=config.tied_embeddings,
-        decoder=replace(describe(config), reading=reading),
-    )
+    return DescribedConfig.of(replace(describe(config), reading=reading), config.family, _longest(folder, config.context))
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
