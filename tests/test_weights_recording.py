@@ -18,7 +18,7 @@ from edge_llm.operations.early_router import GUESSED_ROWS, early_router, mixture
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.base import Segment
 from edge_llm.weights.policies import DEFAULT, OPTIMUM, POLICIES, Slots, Uses, policy_of
-from edge_llm.weights.recording import mixtures_of, with_telling_routers
+from edge_llm.weights.recording import mixtures_of, with_observed_routers
 from edge_llm.weights.replay import guess_rates, named_policy, replay, tokens_of
 from edge_llm.weights.routing_trace import RoutedStep, RoutingTrace, TracedShape, TraceWriter, read_trace
 
@@ -77,7 +77,7 @@ def test_a_telling_router_tells_what_the_router_chooses(bundle):
         told.append((layer, routes.experts.tolist()))
 
     with open_bundle(bundle) as opened:
-        decoder = with_telling_routers(opened.decoder, tell)
+        decoder = with_observed_routers(opened.decoder, tell)
         plain, telling = (mixtures_of(one)[1].router for one in (opened.decoder, decoder))
         random = np.random.default_rng(0)
         x, weight = random.normal(size=(5, plain.weight.size)), random.normal(size=(plain.weight.rows, plain.weight.size))

@@ -24,8 +24,11 @@ from edge_llm.operations.router import Router, Routes
 
 if TYPE_CHECKING:
     from edge_llm.kernels import ThreadPool
-    from edge_llm.operations.host_call import HostCall, HostExperts, HostWeight
+    from edge_llm.operations.host_call import HostCall, HostWeight
     from edge_llm.operations.questions import AnyLayer
+
+    ExpertRuns = Callable[[Sequence[int], np.ndarray, ThreadPool], Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]]
+    """`HostExperts.runs`."""
 
 NAME = "experts"
 """What units of weights are called, before their numbers."""
@@ -212,7 +215,8 @@ class Experts(Operation):
         add = call.buffers[self.adds] if self.adds else None
         weights = [] if call.experts else [call.linears[one.name] for one in self.linears]
         found = self._of_one_call(weights)
-        apply = partial(self._apply, call.experts or _Resident(weights), call)
+        runs = call.experts.runs if call.experts else partial(_resident_runs, weights)
+        apply = partial(self._apply, runs, call)
         arithmetic, pool, gate = same_bits_by(call.pool), call.pool, self.glu.gate
 
         def step(rows: int, late: np.ndarray | None) -> None:
@@ -236,11 +240,11 @@ class Experts(Operation):
             return []
         return [expert_of(*pair) for pair in pairs]
 
-    def _apply(self, weights: HostExperts, call: HostCall, x: np.ndarray, routes: Routes) -> np.ndarray:
+    def _apply(self, runs: ExpertRuns, call: HostCall, x: np.ndarray, routes: Routes) -> np.ndarray:
         """What the experts make of the rows x, some at a time: a linear gives a row the same beside any others."""
         groups = {expert: (rows, shares) for expert, rows, shares in routes.by_expert()}
         sums = _InOrder(np.zeros_like(x), groups)
-        for run in weights.runs(list(groups), x, call.pool):
+        for run in runs(list(groups), x, call.pool):
             for expert, (gate_up, down) in run:
                 rows, _ = groups[expert]
                 activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, shadow=call.shadow)
@@ -248,17 +252,11 @@ class Experts(Operation):
         return sums.y
 
 
-class _Resident:
-    """Experts whose ``weights`` are all in memory, those of every expert side by side."""
-
-    def __init__(self, weights: Sequence[HostWeight]) -> None:
-        self._weights = weights
-        self.nbytes = 0  # nobody asks
-
-    def runs(
-        self, experts: Sequence[int], x: np.ndarray, pool: ThreadPool
-    ) -> Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]:
-        yield [(one, self._weights[_LINEARS * one : _LINEARS * (one + 1)]) for one in experts]
+def _resident_runs(
+    weights: Sequence[HostWeight], experts: Sequence[int], x: np.ndarray, pool: ThreadPool
+) -> Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]:
+    """`HostExperts.runs` where all ``weights`` are in memory, those of every expert side by side."""
+    yield [(one, weights[_LINEARS * one : _LINEARS * (one + 1)]) for one in experts]
 
 
 class _InOrder:

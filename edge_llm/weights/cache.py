@@ -31,24 +31,25 @@ class Guesses:
 
 LEAST_RIGHT = 0.3
 """Of the guesses that are read, a smaller share keeps the disk from what is needed for longer than it saves."""
-_MEMORY = 0.95
+_DECAY = 0.95
+"""What the guesses of a step count beside those of the next one."""
 _TRY_AGAIN = 32
 """A layer whose guesses are not worth it guesses once in so many steps, to see whether they are now."""
 
 
-class _Trust:
-    """Whether guesses for a layer are worth their reads, by what became of the last ones."""
+class _GuessAccuracy:
+    """Whether guesses for a layer are worth their reads, by how many of the last ones were right."""
 
     def __init__(self) -> None:
         self._read = self._right = 0.0  # older ones count less
         self._asked = 0
 
-    def tell(self, right: int, wrong: int) -> None:
+    def learn(self, right: int, wrong: int) -> None:
         """So many guesses were right, and so many wrong."""
-        self._read = _MEMORY * self._read + right + wrong
-        self._right = _MEMORY * self._right + right
+        self._read = _DECAY * self._read + right + wrong
+        self._right = _DECAY * self._right + right
 
-    def ask(self) -> bool:
+    def is_enough(self) -> bool:
         """Whether to guess now."""
         self._asked += 1
         return self._right + 1 >= LEAST_RIGHT * (self._read + 1) or self._asked % _TRY_AGAIN == 0
@@ -68,7 +69,7 @@ class BlockCache(Generic[OpenedT]):
         self._slots = slots
         self._ahead = ahead
         self._under_way: int | None = None  # the layer of a step that has not ended
-        self._trust: dict[int, _Trust] = defaultdict(_Trust)  # by the layer
+        self._accuracy: dict[int, _GuessAccuracy] = defaultdict(_GuessAccuracy)  # by the layer
         self._fetched = self._right = 0
         self.uses = Uses()
         """What steps used, and what of it was not in memory by what the policy keeps; some of that was guessed."""
@@ -88,7 +89,7 @@ class BlockCache(Generic[OpenedT]):
         self.uses += uses_of(taken)
         step = _Step(self._store, layer, taken)
         self._right += step.right
-        self._trust[layer].tell(step.right, step.wrong)
+        self._accuracy[layer].learn(step.right, step.wrong)
         yield from step.run()
         self._under_way = None
 
@@ -99,7 +100,7 @@ class BlockCache(Generic[OpenedT]):
         """
         held = self._slots.held(layer)
         missing = [expert for expert in experts if expert not in held]
-        if not missing or not self._trust[layer].ask():
+        if not missing or not self._accuracy[layer].is_enough():
             return
         for expert in missing:
             if self._store.guesses < min(most, self._ahead):

@@ -1,4 +1,4 @@
-"""Records where rows go while a model runs: a description whose routers tell what they chose, and the file that keeps it.
+"""Records where rows go while a model runs: a description whose routers are observed, and the file that keeps it.
 
 What the next layer's router says when it is asked early is recorded beside it, as the guess for that layer.
 """
@@ -23,20 +23,20 @@ from edge_llm.operations.router import Router, Routes
 from edge_llm.weights.base import Weights
 from edge_llm.weights.routing_trace import RoutedStep, TracedShape, TraceWriter
 
-Told = Callable[[int, np.ndarray, Routes, Arithmetic], None]
-"""Told of a layer, of the rows x float32 [T, columns] that its router saw, and of what it chose."""
+ObserveRoutes = Callable[[int, np.ndarray, Routes, Arithmetic], None]
+"""Is told of a layer, of the rows x float32 [T, columns] that its router saw, and of what it chose."""
 
 
 @dataclass(frozen=True)
-class TellingRouter(Router):
-    """A router of ``layer`` that tells what it chose."""
+class ObservedRouter(Router):
+    """The router of ``layer``, which tells ``observe`` what it chose."""
 
     layer: int = 0
-    told: Told = field(default=lambda *_: None)
+    observe: ObserveRoutes = field(default=lambda *_: None)
 
     def routes(self, x: np.ndarray, gains: Mapping[str, np.ndarray], arithmetic: Arithmetic) -> Routes:
         routes = super().routes(x, gains, arithmetic)
-        self.told(self.layer, x, routes, arithmetic)
+        self.observe(self.layer, x, routes, arithmetic)
         return routes
 
 
@@ -74,8 +74,8 @@ class RoutingRecorder:
             here: (there, early_router(layers[here], weights.use(here).gains, layers[there], weights.use(there).gains))
             for here, there in pairwise(mixtures)
         }
-        self.decoder = with_telling_routers(bundle.decoder, self._record)
-        """The model's description, whose routers tell this recorder."""
+        self.decoder = with_observed_routers(bundle.decoder, self._record)
+        """The model's description, whose routers this recorder observes."""
 
     def _record(self, layer: int, x: np.ndarray, routes: Routes, arithmetic: Arithmetic) -> None:
         guessed, guess = self._guessed.pop(layer, None), None
@@ -87,12 +87,12 @@ class RoutingRecorder:
             self._guessed[following] = early.experts(x, arithmetic)
 
 
-def with_telling_routers(decoder: Decoder, told: Told) -> Decoder:
-    """``decoder``, whose routers tell what they chose."""
+def with_observed_routers(decoder: Decoder, observe: ObserveRoutes) -> Decoder:
+    """``decoder``, whose routers tell ``observe`` what they chose."""
     layers = list(decoder.layers)
     for index, mixture in mixtures_of(decoder).items():
         given = {one.name: getattr(mixture.router, one.name) for one in fields(Router)}
-        telling = replace(mixture, router=TellingRouter(**given, layer=index, told=told))
-        operations = tuple(telling if one is mixture else one for one in layers[index].operations)
+        observed = replace(mixture, router=ObservedRouter(**given, layer=index, observe=observe))
+        operations = tuple(observed if one is mixture else one for one in layers[index].operations)
         layers[index] = replace(layers[index], operations=operations)
     return replace(decoder, layers=tuple(layers))
