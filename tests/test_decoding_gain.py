@@ -5,7 +5,7 @@ import random
 import pytest
 
 from edge_llm.decoding.draft import own_layers
-from edge_llm.decoding.gain import ENOUGH, MOST, Gain, Times
+from edge_llm.decoding.gain import ENOUGH, MOST_GUESSES, Gain, Times
 from edge_llm.errors import UsageError
 
 
@@ -46,7 +46,7 @@ class World:
             tokens = sum(self.right**at for at in range(guesses + 1))
             return self.answers * tokens / (guesses * self.round + self.sweep(self.answers * (guesses + 1)))
 
-        return max(map(rate, range(MOST + 1)))
+        return max(map(rate, range(MOST_GUESSES + 1)))
 
     @property
     def plain(self):

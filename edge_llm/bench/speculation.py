@@ -19,7 +19,7 @@ from edge_llm.bench.concurrency import load_for
 from edge_llm.bench.loads import Load
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.decoding.draft import NO_MODELS, Drafter, no_draft, own_layers, prompt_lookup
+from edge_llm.decoding.draft import LOOKUP, NO_DRAFT, NO_MODELS, Drafter, no_draft, own_layers, prompt_lookup
 from edge_llm.decoding.gain import FIRST, MEASURED, Gain
 from edge_llm.decoding.sampler import Choice, Sampler, greedy
 from edge_llm.engine.batcher import Batcher, Limits
@@ -102,7 +102,7 @@ class Insistent(Gain):
 
 def check_draft(draft: str, *, synthetic: bool) -> None:
     """Raise `UsageError` where ``draft`` guesses nothing, and for a draft model of a ``synthetic`` model."""
-    if draft == "none":
+    if draft == NO_DRAFT:
         raise UsageError("--draft none guesses nothing; name lookup, self:N or a MODEL", param="draft")
     if synthetic and draft not in NO_MODELS and own_layers(draft) is None:
         raise UsageError(f"--draft `{shown(draft)}`: a model of random weights has no draft model; try self:N", param="draft")
@@ -118,7 +118,7 @@ def measure(engine: Engine, draft: str, n_gen: int, repetitions: int, tell: Coun
     """Every kind of text that shows what ``draft`` is worth, ``repetitions`` times with and without guesses."""
     questions = [_question(engine, question, n_gen) for question in QUESTIONS]
     kinds: dict[str, Callable[[], list[_Answer]]] = {"questions": lambda: questions}
-    if draft == "lookup":
+    if draft == LOOKUP:
         random = np.random.default_rng(SEED)
         document = random.integers(0, engine.tokenizer.vocab_size, DOCUMENT)
         fresh = random.integers(0, engine.tokenizer.vocab_size, DOCUMENT)
@@ -169,7 +169,7 @@ def _measure(
     for turn in range(repetitions + 1):
         tell(turn, repetitions + 1)
         for way in WAYS if group is not None else (NONE, ALWAYS):
-            lookup = draft == "lookup" and way != NONE
+            lookup = draft == LOOKUP and way != NONE
             run = Run()
             for answer in answers():
                 _add(run, engine, answer, draftings[way], prompt_lookup() if lookup else no_draft)

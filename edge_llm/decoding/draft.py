@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edge_llm.decoding.gain import MOST_GUESSES
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 
-NO_MODELS = ("lookup", "none")
+NO_MODELS = LOOKUP, NO_DRAFT = "lookup", "none"
 """What `--draft` may say that names no model."""
 OWN = "self"
 """The model's own first layers guess, as many as stand behind it and a colon."""
@@ -59,10 +60,8 @@ def prompt_lookup(length: int = 3) -> Drafter:
     return draft
 
 
-class Trust:
+class DraftLength:
     """How many guesses to ask for: few when the last ones were wrong, twice as many when all were right."""
-
-    MOST = 12
 
     def __init__(self) -> None:
         self.guesses = 2
@@ -70,4 +69,4 @@ class Trust:
     def learn(self, guessed: int, right: int) -> None:
         """Of ``guessed`` guesses so many were right."""
         if guessed:
-            self.guesses = min(self.MOST, 2 * self.guesses) if right == guessed else max(1, right)
+            self.guesses = min(MOST_GUESSES, 2 * self.guesses) if right == guessed else max(1, right)

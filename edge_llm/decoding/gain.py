@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-MOST = 12
+MOST_GUESSES = 12
 """Guesses for an answer in a step."""
 FIRST = 2
 """Guesses of a step before anything is known."""
@@ -117,13 +117,13 @@ class Gain:
 
     def least_bad(self, answers: int) -> int:
         """The number of guesses, one or more, that gives most tokens per second."""
-        return max(range(1, MOST + 1), key=lambda guesses: (self._rate(answers, guesses, self.accepted), -guesses))
+        return max(range(1, MOST_GUESSES + 1), key=lambda guesses: (self._rate(answers, guesses, self.accepted), -guesses))
 
     def pays_from(self, answers: int) -> float | None:
         """The share of right guesses from which on some give more tokens per second than none, to 0.01; None: not even 1."""
         plain = answers / self.sweeps.at(answers)
         shares = (share / 100 for share in range(100))
-        return next((p for p in shares if any(self._rate(answers, k, p) > plain for k in range(1, MOST + 1))), None)
+        return next((p for p in shares if any(self._rate(answers, k, p) > plain for k in range(1, MOST_GUESSES + 1))), None)
 
     def _rate(self, answers: int, guesses: int, p: float) -> float:
         """Tokens per second where the share ``p`` of guesses is right behind right ones."""

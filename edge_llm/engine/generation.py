@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.config import REPETITION
-from edge_llm.decoding.draft import Drafter, Trust, no_draft
+from edge_llm.decoding.draft import Drafter, DraftLength, no_draft
 from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.guided import Constraint
 from edge_llm.decoding.logprobs import token_logprobs
@@ -66,7 +66,7 @@ class Generation:
         self._drafter = drafter
         self._offered: list[int] = []
         self._guesses: list[int] = []
-        self._trust = Trust()
+        self._draft_length = DraftLength()
         self._sampler = sampler or make_sampler(params, pool)
         self._pool = pool
         self._edit = make_edit(params, tokenizer.eos_ids, len(request.prompt), tokenizer.token_bytes)
@@ -134,7 +134,7 @@ class Generation:
             return Segment(self.sequence, ahead, 0)
         room = min(most - len(ahead), self.room)
         if room > 0:
-            self._guesses = self._offered[:room] or self._drafter(self.known, min(room, self._trust.guesses))
+            self._guesses = self._offered[:room] or self._drafter(self.known, min(room, self._draft_length.guesses))
         return Segment(self.sequence, [*ahead, *self._guesses], 1 + len(self._guesses))
 
     def take(self, logits: np.ndarray) -> Iterator[Delta]:
@@ -170,7 +170,7 @@ class Generation:
             right += 1
             self._accepted += 1
             self._counters.accepted_tokens += 1
-        self._trust.learn(len(self._guesses), right)
+        self._draft_length.learn(len(self._guesses), right)
         self._guesses = []
         self.sequence.truncate(min(self.sequence.length, len(self.known) - 1))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edge_llm.decoding.draft import Drafter, no_draft, own_layers, prompt_lookup
+from edge_llm.decoding.draft import LOOKUP, Drafter, no_draft, own_layers, prompt_lookup
 from edge_llm.engine.drafters import DraftModel, OwnLayers
 from edge_llm.engine.drafting import GroupDrafter
 from edge_llm.opening.plan import Plan
@@ -15,7 +15,7 @@ from edge_llm.runner.runner import Int8Runner
 
 def answer_drafter(plan: Plan) -> Callable[[], Drafter]:
     """Makes what guesses for one answer of the model of ``plan`` by its text alone."""
-    return prompt_lookup if plan.options.draft == "lookup" else lambda: no_draft
+    return prompt_lookup if plan.options.draft == LOOKUP else lambda: no_draft
 
 
 def group_drafter(plan: Plan, runner: Runner[Any], draft: Runner[Any] | None) -> GroupDrafter | None:
