@@ -10,7 +10,7 @@ from model_files import write_json
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.ranking import COSINE
-from edge_llm.engine.ranking_texts import ranked
+from edge_llm.engine.ranking_texts import ranking_prompts
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
@@ -105,6 +105,6 @@ def test_dense_layers_stand_behind_the_pooling(tmp_path):
 def test_an_encoder_without_a_head_has_cosines(tmp_path):
     made(tmp_path / "source", "nomic_bert")
     engine = load_engine(import_model(tmp_path / "source", target=tmp_path / "bundle"), RuntimeConfig(threads=2))
-    asked = ranked(engine, QUERY, [QUERY, *DOCUMENTS])
+    asked = ranking_prompts(engine, QUERY, [QUERY, *DOCUMENTS])
     scores = asked.scores(engine.rank(asked))
     assert asked.way == COSINE and scores[0] == pytest.approx(1, abs=1e-6) == max(scores)

@@ -12,7 +12,7 @@ from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.ranking import JUDGE, PAIR
-from edge_llm.engine.ranking_texts import INSTRUCTION, ranked, way_of
+from edge_llm.engine.ranking_texts import INSTRUCTION, ranking_prompts, way_of
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, UnsupportedModel, UsageError
 from edge_llm.models.reference import FloatModel
@@ -54,7 +54,7 @@ def test_a_reranker_scores_pairs_as_transformers(kind, tmp_path):
             wanted.append(float(model(torch.tensor([ids]), **more).logits[0, 0]))
     for float_path, most in ((True, 1e-4), (False, 0.15)):
         engine = load_engine(bundle, RuntimeConfig(threads=2, float_path=float_path))
-        asked = ranked(engine, QUERY, DOCUMENTS)
+        asked = ranking_prompts(engine, QUERY, DOCUMENTS)
         assert asked.way == way_of(engine) == PAIR and [*asked.prompts[0]] == encoded(QUERY, DOCUMENTS[0])[0]
         found = asked.scores(engine.rank(asked), raw=True)
         assert np.abs(np.subtract(found, wanted)).max() < most * np.abs(wanted).max()
@@ -64,13 +64,13 @@ def test_a_reranker_scores_pairs_as_transformers(kind, tmp_path):
 def test_a_document_is_cut_and_the_query_not(tmp_path):
     classifier(tmp_path / "source", "Bert")
     engine = load_engine(import_model(tmp_path / "source", target=tmp_path / "bundle"), RuntimeConfig(threads=2))
-    asked = ranked(engine, QUERY, ["word " * 500])
+    asked = ranking_prompts(engine, QUERY, ["word " * 500])
     assert len(asked.prompts[0]) == engine.runner.context
-    assert asked.prompts[0][: asked.seconds[0]] == encoded(QUERY, "x")[0][: asked.seconds[0]]
+    assert asked.prompts[0][: asked.second_starts[0]] == encoded(QUERY, "x")[0][: asked.second_starts[0]]
     with pytest.raises(ContextOverflow):
-        ranked(engine, QUERY, ["word " * 500], truncate=False)
+        ranking_prompts(engine, QUERY, ["word " * 500], truncate=False)
     with pytest.raises(ContextOverflow):
-        ranked(engine, "word " * 500, ["x"])
+        ranking_prompts(engine, "word " * 500, ["x"])
 
 
 @pytest.mark.parametrize("change", [{"id2label": {"0": "a", "1": "b"}}, {"sbert_ce_default_activation_function": "x.Softmax"}])
@@ -96,7 +96,7 @@ def engine(bert):
 
 def test_the_server_gives_the_models_scores(engine):
     """Cohere, Jina, TEI | rerank | A reranker's own score of each pair; `raw_scores` false makes it one from 0 to 1."""
-    asked = ranked(engine, QUERY, DOCUMENTS)
+    asked = ranking_prompts(engine, QUERY, DOCUMENTS)
     wanted = asked.scores(engine.rank(asked))  # as its author has it: the logit
     service = BatchingService(engine)
     with client_of(hosted(service, engine)) as client:
@@ -116,7 +116,7 @@ def test_the_server_gives_the_models_scores(engine):
 
 
 def test_the_command_line_orders_lines(bert, engine, capsys):
-    asked = ranked(engine, QUERY, DOCUMENTS)
+    asked = ranking_prompts(engine, QUERY, DOCUMENTS)
     scores = asked.scores(engine.rank(asked))
     assert run(["rerank", str(bert), QUERY, *DOCUMENTS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["results"]
@@ -127,10 +127,10 @@ def test_the_command_line_orders_lines(bert, engine, capsys):
 
 
 def test_pairs_are_alone_what_they_are_together(engine):
-    asked = ranked(engine, QUERY, DOCUMENTS * 3)
+    asked = ranking_prompts(engine, QUERY, DOCUMENTS * 3)
     together = engine.rank(asked)
     for document, score in zip(DOCUMENTS, together, strict=False):
-        assert np.array_equal(engine.rank(ranked(engine, QUERY, [document]))[0], score)
+        assert np.array_equal(engine.rank(ranking_prompts(engine, QUERY, [document]))[0], score)
     assert np.array_equal(together[: len(DOCUMENTS)], together[-len(DOCUMENTS) :])
 
 
@@ -162,7 +162,7 @@ def test_any_other_model_is_asked_for_yes_or_no(tmp_path):
     engine = load_engine(import_model(judge_folder(tmp_path / "source"), target=tmp_path / "bundle"), RuntimeConfig(threads=2))
     with open_source(tmp_path / "source") as source:
         model = FloatModel(source, source.config)
-    asked = ranked(engine, QUERY, DOCUMENTS)
+    asked = ranking_prompts(engine, QUERY, DOCUMENTS)
     assert asked.way == JUDGE
     text = engine.tokenizer.decode(asked.prompts[0], skip_special=False)
     assert text.endswith(
@@ -176,16 +176,16 @@ def test_any_other_model_is_asked_for_yes_or_no(tmp_path):
         logits = model.forward(tokens, last_only=True)[0]
         assert score == pytest.approx(float(logits[yes] - logits[no]), abs=0.05 * np.abs(logits).max())
     assert asked.scores(engine.rank(asked)) == pytest.approx(1 / (1 + np.exp(-np.array(found))))
-    assert ranked(engine, QUERY, ["x"], instruction="find it").prompts != ranked(engine, QUERY, ["x"]).prompts
+    assert ranking_prompts(engine, QUERY, ["x"], instruction="find it").prompts != ranking_prompts(engine, QUERY, ["x"]).prompts
 
 
 def test_a_long_document_leaves_room_for_the_question(tmp_path):
     engine = load_engine(import_model(judge_folder(tmp_path / "source"), target=tmp_path / "bundle"), RuntimeConfig(threads=2))
-    (tokens,) = ranked(engine, QUERY, ["word " * 1000]).prompts
+    (tokens,) = ranking_prompts(engine, QUERY, ["word " * 1000]).prompts
     most = engine.runner.context
     assert most - 20 < len(tokens) <= most
     assert engine.tokenizer.decode(tokens, skip_special=False).endswith("<think>\n\n</think>\n\n")
     with pytest.raises(ContextOverflow):
-        ranked(engine, QUERY, ["word " * 1000], truncate=False)
+        ranking_prompts(engine, QUERY, ["word " * 1000], truncate=False)
     with pytest.raises(UsageError, match="documents is empty"):
-        ranked(engine, QUERY, [""])
+        ranking_prompts(engine, QUERY, [""])

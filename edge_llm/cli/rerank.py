@@ -11,7 +11,7 @@ from edge_llm.cli.options import runtime_config, runtime_options
 from edge_llm.cli.piped import given_texts
 from edge_llm.cli.terminal import quiet_progress, say, say_json
 from edge_llm.cli.values import ANY_MODEL, TEXT, Whole
-from edge_llm.engine.ranking_texts import ranked
+from edge_llm.engine.ranking_texts import ranking_prompts
 from edge_llm.opening.load import load_engine
 
 
@@ -46,7 +46,7 @@ def rerank_command(
     name = model_here(model, runtime, yes=yes)
     with quiet_progress() as progress:
         engine = load_engine(name, runtime, progress)
-    asked = ranked(engine, query, given, instruction=instruction, truncate=truncate)
+    asked = ranking_prompts(engine, query, given, instruction=instruction, truncate=truncate)
     scores = asked.scores(engine.rank(asked))
     best = sorted(range(len(given)), key=lambda index: -scores[index])[:top]
     if as_json:

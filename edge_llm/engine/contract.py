@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from edge_llm.engine.delta_stream import Answering
-from edge_llm.engine.ranking import Ranked
+from edge_llm.engine.ranking import RankingPrompts
 from edge_llm.engine.request import Request
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Service(Protocol):
         """
         ...
 
-    def rank(self, ranked: Ranked) -> Future[np.ndarray]:
-        """Queue what orders documents by a query: what `Ranked.scores` takes.  Raises what `embed` raises."""
+    def rank(self, ranking: RankingPrompts) -> Future[np.ndarray]:
+        """Queue what orders documents by a query: what `RankingPrompts.scores` takes.  Raises what `embed` raises."""
         ...
 
     def adapted(self, engine: Engine) -> Service:

@@ -182,15 +182,15 @@ class EmbeddingJob:
         prompts: Sequence[Sequence[int]],
         cancelled: Cancel = lambda: False,
         taking: Taking = VECTOR,
-        seconds: Sequence[int] = (),
+        second_starts: Sequence[int] = (),
     ) -> None:
-        """``seconds``: where the second text of each pair begins; empty: they are no pairs."""
+        """``second_starts``: where the second text of each pair begins; empty: they are no pairs."""
         self.future = _Wanted()
         """float32 [prompts, size]."""
         self.begun = False
         self._prompts = prompts
         self._cancelled = cancelled
-        self._taking, self._seconds = taking, seconds or [0] * len(prompts)
+        self._taking, self._second_starts = taking, second_starts or [0] * len(prompts)
         self._given = 0
         self._vectors: dict[int, np.ndarray] = {}
 
@@ -202,7 +202,7 @@ class EmbeddingJob:
             self.stop()
         if self._given == len(self._prompts) or self.future.done():
             return None
-        work = Embedding(self._prompts[self._given], self._unwanted, self._taking, self._seconds[self._given])
+        work = Embedding(self._prompts[self._given], self._unwanted, self._taking, self._second_starts[self._given])
         place = _Place(self, self._given, work)
         self._given += 1
         return work, place

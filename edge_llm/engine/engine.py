@@ -20,7 +20,7 @@ from edge_llm.engine.driver import Driver
 from edge_llm.engine.embedding import EmbeddingJob, Taking, text_tokens
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.model_facts import ModelFacts
-from edge_llm.engine.ranking import COSINE, Ranked, taking_of
+from edge_llm.engine.ranking import COSINE, RankingPrompts, taking_of
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
@@ -169,9 +169,9 @@ class Engine:
         """``prompts`` (token ids) as the driver takes them to make a vector of each."""
         return EmbeddingJob(prompts, cancelled, self._taking(COSINE))
 
-    def ranking_job(self, ranked: Ranked, cancelled: Cancel = never) -> EmbeddingJob:
-        """``ranked`` as the driver takes it to score each document."""
-        return EmbeddingJob(ranked.prompts, cancelled, self._taking(ranked.way), ranked.seconds)
+    def ranking_job(self, ranking: RankingPrompts, cancelled: Cancel = never) -> EmbeddingJob:
+        """``ranking`` as the driver takes it to score each document."""
+        return EmbeddingJob(ranking.prompts, cancelled, self._taking(ranking.way), ranking.second_starts)
 
     def _taking(self, way: str) -> Taking:
         return replace(taking_of(self, way), adapter=self.adapter)
@@ -185,9 +185,9 @@ class Engine:
                 raise ContextOverflow(len(prompt), self.runner.context)
         return self._result(self.embedding_job(prompts))
 
-    def rank(self, ranked: Ranked) -> np.ndarray:
-        """What `Ranked.scores` takes of each prompt."""
-        return self._result(self.ranking_job(ranked))
+    def rank(self, ranking: RankingPrompts) -> np.ndarray:
+        """What `RankingPrompts.scores` takes of each prompt."""
+        return self._result(self.ranking_job(ranking))
 
     def _result(self, job: EmbeddingJob) -> np.ndarray:
         self.driver.add_job(job)

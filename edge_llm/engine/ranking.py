@@ -43,14 +43,14 @@ class RankingModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """What is computed to order documents by a query."""
+class RankingPrompts:
+    """The prompts whose results order documents by a query."""
 
     way: str
     """`COSINE`, `PAIR` or `JUDGE`."""
     prompts: Sequence[Sequence[int]]
     """Token ids: of the query and then the documents, or of each pair."""
-    seconds: Sequence[int]
+    second_starts: Sequence[int]
     """Where the second text of each pair begins, 0 where the model does not tell them apart; empty with `COSINE`."""
     sigmoid: bool
     """Whether a score is the sigmoid of what the model gives."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_llm.engine.embedding import text_tokens
-from edge_llm.engine.ranking import COSINE, JUDGE, PAIR, Ranked, RankingModel, judging
+from edge_llm.engine.ranking import COSINE, JUDGE, PAIR, RankingModel, RankingPrompts, judging
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.models.reading import SIGMOID, Reading
 from edge_llm.text.chat import ChatTemplate, chat_prompt
@@ -25,10 +25,10 @@ def way_of(model: RankingModel) -> str:
     return JUDGE if not model.is_encoder and judging(model.tokenizer) else COSINE
 
 
-def ranked(
+def ranking_prompts(
     model: RankingModel, query: str, documents: Sequence[str], *, instruction: str | None = None, truncate: bool = True
-) -> Ranked:
-    """What orders ``documents`` by ``query``; a document that is too long is cut with ``truncate``.
+) -> RankingPrompts:
+    """The prompts that order ``documents`` by ``query``; a document that is too long is cut with ``truncate``.
 
     Raises `ContextOverflow`, and `UsageError` for an empty text, or an ``instruction`` where the model takes none.
     """
@@ -40,13 +40,13 @@ def ranked(
         raise UsageError("this model takes no instruction; leave it out", param="instruction")
     if way == JUDGE:
         prompts = [_judge_tokens(model, query, one, instruction or INSTRUCTION, truncate) for one in documents]
-        return Ranked(way, prompts, [0] * len(prompts), sigmoid=True)
+        return RankingPrompts(way, prompts, [0] * len(prompts), sigmoid=True)
     if way == PAIR:
         pairs = _pairs(model.tokenizer, query, documents, model.runner.context, truncate)
-        seconds = [second for _, second in pairs]
-        return Ranked(way, [tokens for tokens, _ in pairs], seconds, (model.reading or Reading()).score == SIGMOID)
+        prompts, second_starts = [tokens for tokens, _ in pairs], [start for _, start in pairs]
+        return RankingPrompts(way, prompts, second_starts, (model.reading or Reading()).score == SIGMOID)
     texts = [("query", query), *(("document", document) for document in documents)]
-    return Ranked(way, [_of_kind(model, kind, text, truncate) for kind, text in texts], (), sigmoid=False)
+    return RankingPrompts(way, [_of_kind(model, kind, text, truncate) for kind, text in texts], (), sigmoid=False)
 
 
 def _of_kind(model: RankingModel, kind: str, text: str, truncate: bool) -> list[int]:

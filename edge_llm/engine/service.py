@@ -20,7 +20,7 @@ from edge_llm.engine.contract import Service
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.ranking import Ranked
+from edge_llm.engine.ranking import RankingPrompts
 from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable, UsageError
 from edge_llm.interrupts import HeldInterrupt
@@ -70,14 +70,14 @@ class BatchingService:
     def adapted(self, engine: Engine) -> Service:
         return AdaptedService(engine, self)
 
-    def rank(self, ranked: Ranked) -> Future[np.ndarray]:
-        return self.rank_with(self._engine, ranked)
+    def rank(self, ranking: RankingPrompts) -> Future[np.ndarray]:
+        return self.rank_with(self._engine, ranking)
 
-    def rank_with(self, engine: Engine, ranked: Ranked) -> Future[np.ndarray]:
+    def rank_with(self, engine: Engine, ranking: RankingPrompts) -> Future[np.ndarray]:
         """`rank` with ``engine``, which may have an adapter."""
-        for prompt in ranked.prompts:
+        for prompt in ranking.prompts:
             self._check_fits(len(prompt))
-        return self._queued(engine.ranking_job(ranked, lambda: self._hurry))
+        return self._queued(engine.ranking_job(ranking, lambda: self._hurry))
 
     def _queued(self, job: EmbeddingJob) -> Future[np.ndarray]:
         with HeldInterrupt(), self._changed:
@@ -146,8 +146,8 @@ class AdaptedService:
     def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
         return self._service.embed_with(self._engine, prompts)
 
-    def rank(self, ranked: Ranked) -> Future[np.ndarray]:
-        return self._service.rank_with(self._engine, ranked)
+    def rank(self, ranking: RankingPrompts) -> Future[np.ndarray]:
+        return self._service.rank_with(self._engine, ranking)
 
     def adapted(self, engine: Engine) -> Service:
         return self._service.adapted(engine)

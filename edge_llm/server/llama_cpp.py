@@ -11,8 +11,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge_llm.engine.ranking import Ranked
-from edge_llm.engine.ranking_texts import ranked
+from edge_llm.engine.ranking import RankingPrompts
+from edge_llm.engine.ranking_texts import ranking_prompts
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
@@ -70,15 +70,15 @@ async def rerank(request: Request) -> Response:
     return await workshop.reply(request, lambda: _ranking(body, model, scores, entry.prompt_tokens), headers)
 
 
-def _reranked(host: ModelHost, body: RerankBody) -> tuple[ModelHost, RerankBody, Ranked, dict[str, str]]:
+def _reranked(host: ModelHost, body: RerankBody) -> tuple[ModelHost, RerankBody, RankingPrompts, dict[str, str]]:
     truncate = body.truncate is not False
     for text in (body.query, *(() if truncate else body.given)):
         host.check_length(text)
-    asked = ranked(host.engine, body.query, body.given, instruction=body.instruction, truncate=truncate)
+    asked = ranking_prompts(host.engine, body.query, body.given, instruction=body.instruction, truncate=truncate)
     return host, body, asked, ignored_header(body.ignored())
 
 
-async def _found(host: ModelHost, asked: Ranked) -> np.ndarray:
+async def _found(host: ModelHost, asked: RankingPrompts) -> np.ndarray:
     found: np.ndarray = await asyncio.wrap_future(host.service.rank(asked))
     return found
 
