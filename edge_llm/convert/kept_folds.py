@@ -28,7 +28,8 @@ def folds_file(folds: Sequence[Factors]) -> Iterator[bytes | np.ndarray]:
 def read_folds(bundle: Bundle) -> list[Factors]:
     """The factors that were folded into every layer of ``bundle``, by place.
 
-    Raises `UnsupportedModel` for a bundle that was folded and does not say how, `CorruptBundle` for factors that are none.
+    Raises `UnsupportedModel` for a bundle that was folded and does not say how, `CorruptBundle` for factors of a
+    wrong shape or size.
     """
     layers = bundle.decoder.layers
     if bundle.manifest["source"].get("folds", "none") == "none":
@@ -45,5 +46,6 @@ def read_folds(bundle: Bundle) -> list[Factors]:
         for name, place in places(layer).items():
             good = factors[name].shape == place.shape and bool(((factors[name] > 0) & (factors[name] < _LARGEST)).all())
             if not good:
-                raise CorruptBundle(f"`{shown(bundle.folder / FOLDS)}` holds factors that are none; import the model again")
+                damaged = shown(bundle.folder / FOLDS)
+                raise CorruptBundle(f"`{damaged}` has factors of a wrong shape or size; import the model again")
     return [dict(factors) for factors in found]

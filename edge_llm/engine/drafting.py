@@ -92,7 +92,7 @@ class Drafting:
         try:
             drafter.forget(work)
         except Exception:
-            log.exception("a drafter keeps what nobody needs any more")
+            log.exception("a drafter could not forget an answer, and keeps its memory")
 
     def _learn(self, work: Work) -> None:
         """How many of the guesses for ``work`` were right, as far as their step has told."""

@@ -80,8 +80,7 @@ class SequencePages:
         return self.table[wanted // each].astype(np.int64) * each + wanted % each
 
     def spans(self, count: int, wanted: int) -> list[Span]:
-        """Where the states lie for a step of ``count`` tokens whose last ``wanted`` are asked for; none where there are none.
-        """
+        """Where the states lie for a step of ``count`` tokens whose last ``wanted`` are asked for; empty without states."""
         return [] if self.states is None else self.states.begin(count, wanted)
 
     def advance(self, count: int) -> None:

@@ -213,9 +213,9 @@ class Linear(Operation):
         native.low_rank_down(x, low_rank, gain=gain, eps=eps, out=between)  # first: the result may lie where x does
         if not weight.add_to(native, x, add=add, shadow=call.shadow, gain=gain, eps=eps, gate=None, out=product):
             call.add(lambda rows, _: self._apply(call, weight, x[:rows], add, gain, eps, product[:rows]))
-        call.native.low_rank_up(between, low_rank, out=product)
+        native.low_rank_up(between, low_rank, out=product)
         if op.gate is not None:
-            call.native.gated(product, op.gate, out=out)
+            native.gated(product, op.gate, out=out)
 
     @staticmethod
     def _apply(
