@@ -144,7 +144,10 @@ class Optimum:
 
 LRU, LFU, DEFAULT, OPTIMUM = "lru", "lfu", "lrfu", "optimum"
 _SLOW, _FAST, _WEIGHT = 16, 1, 8
-"""Half-lives of the default, in uses per expert of the layer, and what its fast count is multiplied with."""
+"""Half-lives of the default, in uses per expert of the layer, and what its fast count is multiplied with.
+
+The 8 was chosen on one trace of a toy mixture, which docs/performance.md reports.
+"""
 POLICIES: dict[str, Callable[[int], Policy]] = {
     LRU: lambda experts: LeastRecent(),
     LFU: lambda experts: LeastFrequent(_SLOW * experts),
