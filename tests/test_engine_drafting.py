@@ -183,6 +183,45 @@ def test_a_drafter_that_fails_costs_no_answer(kind, error, bundle, tokenizer, pl
     assert found == plain["greedy"] and len(calls) > 10
 
 
+def test_an_answer_that_outgrows_the_draft_model_disturbs_no_other(bundle, runner, tokenizer, caplog):
+    small = load_int8_runner(bundle, RuntimeConfig(threads=1, kv_tokens=CONTEXT, context=32), 32)
+    texts = ["Once upon a time " * 2, "a"]
+    length = len(tokenizer.encode_raw(texts[0]))
+    assert length < 32 < length + 24
+    drafting = Drafting(DraftModel(small, bundle.config.vocab_size), Always())
+    alone, forgotten, forget = answers_of(runner, tokenizer, texts=texts), [], drafting.drafter.forget
+
+    def watched(work):
+        forgotten.append(len(work.known))
+        forget(work)
+
+    drafting.drafter.forget = watched
+    assert answers_of(runner, tokenizer, drafting, texts)[0] == alone[0]
+    assert caplog.text == ""
+    assert min(forgotten) >= 25  # "a" is followed to its end
+
+
+class Text:
+    """An answer of which tokens are known."""
+
+    def __init__(self, known):
+        self.known = known
+
+
+def test_what_a_draft_model_computes_again_counts_as_guessing(bundle):
+    """Its layers may keep states, which go back behind a wrong guess by more than that; only prompts are not measured."""
+    draft = runner_of(bundle)
+    drafter, work, run = DraftModel(draft, bundle.config.vocab_size), Text([5, 9, 2, 7, 1, 3] * 4), draft.run
+    drafter.begin([work])
+    (first,) = drafter.guess([work], [3])
+    work.known.append(first[0])
+    drafter._followed[work].sequence.truncate(0)
+    draft.run = None
+    drafter.begin([work])
+    draft.run = run
+    assert drafter.guess([work], [2]) == [first[1:]]
+
+
 def test_a_gain_that_is_measured_changes_no_token_either(bundle, runner, tokenizer, plain):
     drafting = Drafting(OwnLayers(runner, 2))
     for _ in range(3):

@@ -90,15 +90,16 @@ class DraftModel:
 
     def begin(self, works: Sequence[Work]) -> None:
         for work in works:
+            is_new = work not in self._followed
             one = self._follow(work)
-            if one is not None and len(work.known) - one.sequence.length > self.PENDING:
-                try:  # one by one: a prompt may be as long as a step
-                    self._runner.run([Segment(one.sequence, work.known[one.sequence.length : -1], 0)])
-                except OutOfMemory:
-                    self.forget(work)
+            if one is not None and is_new:
+                self._catch_up(work, one)
 
     def guess(self, works: Sequence[Work], most: Sequence[int]) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in works]
+        for work in works:
+            if (one := self._followed.get(work)) is not None:  # where states went back far behind a wrong guess, each time
+                self._catch_up(work, one)
         followed = [(place, self._followed[work]) for place, work in enumerate(works) if work in self._followed]
         active = [(place, one) for place, one in followed if self._has_room(works[place], one, most[place])]
         while active := [(place, one) for place, one in active if len(found[place]) < most[place]]:
@@ -121,18 +122,28 @@ class DraftModel:
             one.sequence.close()
 
     def _follow(self, work: Work) -> _Followed | None:
-        """The sequence of ``work``, which holds a beginning of it; None where it has a token that the draft model lacks."""
+        """The sequence of ``work``, which holds a beginning of it; None where it is too long for the draft model, or has a
+        token that this lacks.
+        """
         one, known = self._followed.get(work), work.known
-        if any(token >= self._vocab_size for token in known[0 if one is None else one.sure :]):
+        unknown = any(token >= self._vocab_size for token in known[0 if one is None else one.sure :])
+        if unknown or len(known) >= self._runner.context:
             self.forget(work)
             return None
         if one is None:
-            if len(known) >= self._runner.context:
-                return None
             one = self._followed[work] = _Followed(self._runner.memory.open(known), [*known], len(known))
         one.sequence.truncate(one.agreed(known))
         one.tokens, one.sure = [*known], len(known)
         return one
+
+    def _catch_up(self, work: Work, one: _Followed) -> None:
+        """Compute what ``one`` lacks of ``work``, up to the tokens that a round takes."""
+        if len(work.known) - one.sequence.length <= self.PENDING:
+            return
+        try:  # one by one: a prompt may be as long as a step
+            self._runner.run([Segment(one.sequence, work.known[one.sequence.length : -1], 0)])
+        except OutOfMemory:
+            self.forget(work)
 
     def _has_room(self, work: Work, one: _Followed, most: int) -> bool:
         tokens = len(work.known) + most
