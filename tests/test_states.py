@@ -126,8 +126,10 @@ def test_a_batch_is_each_alone(bundle):
     assert all(map(np.array_equal, together, alone))
 
 
-def test_steps_are_the_prompt(bundle):
-    runner = runner_of(bundle)
+@pytest.mark.parametrize("memory", [None, "85%"])
+def test_steps_are_the_prompt(bundle, memory):
+    runner = runner_of(bundle, memory=memory)
+    assert bool(runner.model.weights.streamed) == bool(memory)
     whole, sequence = logits(bundle), runner.open()
     steps = [runner.forward(sequence, TOKENS[:40], wanted=1), *(runner.forward(sequence, [token]) for token in TOKENS[40:])]
     assert np.array_equal(np.concatenate(steps), whole[39:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -229,9 +229,11 @@ class Recurrent(Operation):
 
     def add_call(self, call: HostCall) -> None:
         x, written, pool = call.buffers[self.reads], call.buffers[self.writes], call.pool
-        constants, tails, states = self.constants(call.gains), call.states[self.tail.name], call.states[self.state.name]
+        tails, states = call.states[self.tail.name], call.states[self.state.name]
+        ready = cache(partial(self.constants, call.gains))  # at the first run: a streamed layer has not come before
 
         def step(rows: AnyRows) -> None:
+            constants = ready()
             for taken, runs in concurrent_runs(rows.spans):
                 mixed, convolved = x[taken], np.empty((taken.stop - taken.start, self.convolution.rows), np.float32)
                 self._convolve(mixed, constants, tails, runs, pool, convolved)

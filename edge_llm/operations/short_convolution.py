@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -124,10 +125,10 @@ class ShortConvolution(Operation):
 
     def add_call(self, call: HostCall) -> None:
         x, out, tails = call.buffers[self.reads], call.buffers[self.writes], call.states[TAIL]
-        taps, bias = self._vectors(call.gains)
+        vectors = cache(partial(self._vectors, call.gains))  # at the first run: a streamed layer has not come before
 
         def step(rows: AnyRows) -> None:
             for taken, runs in concurrent_runs(rows.spans):
-                self._mix(x[taken], taps, bias, tails, runs, call.pool, out[taken])
+                self._mix(x[taken], *vectors(), tails, runs, call.pool, out[taken])
 
         call.add_rows(step)
