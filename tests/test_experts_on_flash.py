@@ -21,6 +21,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.load import load_engine
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
+from edge_llm.server.metrics import Counted, Metrics, exposition
 from edge_llm.weights.base import ExpertCounts
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.policies import DEFAULT, policy_of
@@ -173,6 +174,14 @@ def test_a_server_lives_when_an_expert_is_damaged_and_says_how_it_goes(olmoe):
     rates = [float(value) for name, value in lines.items() if "expert_hit_rate" in name or "expert_guess_rate" in name]
     assert len(rates) == 2 and all(0 <= rate <= 1 for rate in rates)
     assert look(engine).experts.facts["expert_hit_rate"] == pytest.approx(rates[0], abs=1e-4)
+
+
+def test_metrics_have_every_digit_of_a_count():
+    facts = ExpertCounts(used=3, read=1, tokens=7, read_bytes=123_456_789_012_345).facts
+    text = exposition([Counted("", Metrics(), {name: fact for name, fact in facts.items() if fact is not None})])
+    said = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+    assert said["edge_llm_expert_read_bytes"] == "123456789012345"
+    assert float(said["edge_llm_expert_hit_rate"]) == pytest.approx(2 / 3, rel=1e-15)
 
 
 def test_run_and_plan_say_what_experts_do(olmoe, capsys, monkeypatch):

@@ -103,7 +103,7 @@ def exposition(parts: Sequence[Counted]) -> str:
         counted = (one for part in parts for one in part.metrics.counter_lines(name, part.label))
         lines += [*_heading(name, help_text, "counter"), *counted]
     for name in dict.fromkeys(name for part in parts for name in part.gauges):
-        now = [f"{PREFIX}{name}{labelled(part.label)} {part.gauges[name]:g}" for part in parts if name in part.gauges]
+        now = [f"{PREFIX}{name}{labelled(part.label)} {part.gauges[name]:.16g}" for part in parts if name in part.gauges]
         lines += [*_heading(name, "As it is now.", "gauge"), *now]
     for name, help_text in _HISTOGRAMS.items():
         found = (one for part in parts for one in part.metrics.histogram_lines(name, part.label))
