@@ -20,7 +20,9 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.safetensors import safetensors_header
 from edge_llm.models.weights import layer_shapes
+from edge_llm.opening.adapters import open_adapters
 from edge_llm.opening.runner import load_int8_runner
+from edge_llm.paths import name_of
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
 
@@ -35,7 +37,8 @@ def main() -> None:
     bundle = open_bundle(synthetic_bundle(find_shape(asked.shape), asked.weights))
     with tempfile.TemporaryDirectory() as folder:
         write_random_adapter(Path(folder), bundle, asked.rank)
-        runner = load_int8_runner(bundle, RuntimeConfig(lora=(f"a={folder}",)), 1100)
+        adapters = open_adapters([f"a={folder}"], bundle, name_of(bundle.folder))
+        runner = load_int8_runner(bundle, RuntimeConfig(), 1100, adapters)
     for name, measure in (("decode", decoded), ("prompt of 512", prompted)):
         pairs = [pair for _ in range(asked.rounds) for pair in measure(runner)]
         alone, adapted = (median(found) for found in zip(*pairs, strict=True))

@@ -9,6 +9,7 @@ from test_engine_stream import CONFIG, LastMemory
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.draft import no_draft
 from edge_llm.engine.engine import Engine
+from edge_llm.runner.inside import RunnerInside
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
 
@@ -44,6 +45,9 @@ class ScriptRunner:
         self.vocab_size = vocab_size
         self.script = []
         self.memory = LastMemory()
+
+    def look(self):
+        return RunnerInside()
 
     def run(self, segments, *, cancel=None):
         return [self._forward(segment.sequence, list(segment.tokens), segment.wanted) for segment in segments]

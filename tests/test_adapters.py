@@ -22,9 +22,10 @@ from edge_llm.errors import DeviceError, EdgeLLMError, InvalidModel, OutOfMemory
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.models.reference import FloatModel
 from edge_llm.opening import resolve as opening
+from edge_llm.opening.adapters import open_adapters
 from edge_llm.opening.load import plan_of
 from edge_llm.opening.runner import load_runner
-from edge_llm.paths import builtin_bundle
+from edge_llm.paths import builtin_bundle, name_of
 from edge_llm.runner.base import Segment
 from edge_llm.sources import open_source
 
@@ -57,7 +58,8 @@ def lora(folder: Path, *names: str) -> tuple[str, ...]:
 
 
 def runner_of(bundle: Bundle, *texts: str, **options: Any) -> Any:
-    return load_runner(bundle, RuntimeConfig(threads=2, lora=texts, kv_tokens=1024, **options), 200)[0]
+    adapters = open_adapters(texts, bundle, name_of(bundle.folder)) if texts else None
+    return load_runner(bundle, RuntimeConfig(threads=2, kv_tokens=1024, **options), 200, adapters=adapters)[0]
 
 
 def logits(runner: Any, adapter: int, tokens: Sequence[int] = PROMPT) -> np.ndarray:

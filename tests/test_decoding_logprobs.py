@@ -68,7 +68,7 @@ def logits_for(token: int) -> np.ndarray:
 def test_the_tokens_of_logprobs_join_to_the_content(kind: str, ids: list[int]) -> None:
     params = GenerationParams(temperature=0.0, logprobs=2, max_tokens=len(ids), ignore_eos=True)
     generation = Generation(Request((0,), params), KINDS[kind], most_tokens=99)
-    generation.start(SimpleNamespace(open=lambda tokens: Computed()))
+    generation.start(SimpleNamespace(open=lambda tokens, adapter: Computed()))
     deltas = [delta for token in ids for delta in generation.take(logits_for(token))]
     text = "".join(delta.text for delta in deltas)
     found = [one for delta in deltas for one in delta.logprobs]
@@ -87,7 +87,7 @@ def test_the_tokens_of_logprobs_join_to_the_content(kind: str, ids: list[int]) -
 
 def test_the_first_word_has_no_space_that_the_content_has_not() -> None:
     generation = Generation(Request((0,), GenerationParams(logprobs=0, temperature=0.0)), KINDS["sentencepiece"], most_tokens=2)
-    generation.start(SimpleNamespace(open=lambda tokens: Computed()))
+    generation.start(SimpleNamespace(open=lambda tokens, adapter: Computed()))
     deltas = [delta for token in (257, 257) for delta in generation.take(logits_for(token))]
     assert [one.piece for delta in deltas for one in delta.logprobs] == [b"Whisk", b" Whisk"]
 
@@ -123,7 +123,7 @@ def test_they_are_of_the_models_own_logits_however_a_token_is_chosen(way: str, m
     rows = 4 * np.random.default_rng(1).standard_normal((20, 1, VOCAB_SIZE)).astype(np.float32)
     params = GenerationParams(logprobs=3, max_tokens=20, **more)
     generation = Generation(Request((0,), params), KINDS["no-strip"], most_tokens=99)
-    generation.start(SimpleNamespace(open=lambda tokens: Computed()))
+    generation.start(SimpleNamespace(open=lambda tokens, adapter: Computed()))
     looked: list[int] = []
     real = sampling.best
     with monkeypatch.context() as patch:

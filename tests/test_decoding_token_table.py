@@ -194,7 +194,7 @@ def test_an_answer_is_what_its_grammar_says_from_its_first_character(kind, conti
     tokenizer = tokenizer_of(kind)
     params = GenerationParams(grammar=Grammar("choice", '["  ab yes"]'))
     generation = Generation(Request((1,), params, continues=continues), tokenizer, most_tokens=40)
-    generation.start(SimpleNamespace(open=lambda tokens: SimpleNamespace(length=1, truncate=lambda length: None)))
+    generation.start(SimpleNamespace(open=lambda tokens, adapter: SimpleNamespace(length=1, truncate=lambda length: None)))
     text = ""
     while not generation.finished:
         text += "".join(delta.text for delta in generation.take(np.zeros((1, tokenizer.vocab_size), np.float32)))

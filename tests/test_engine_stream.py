@@ -12,6 +12,7 @@ from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, NumericError, UsageError
 from edge_llm.runner.base import Cancelled
+from edge_llm.runner.inside import RunnerInside
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
 
@@ -53,7 +54,7 @@ class LastMemory:
     def __init__(self):
         self.remembered = []
 
-    def open(self, tokens=()):
+    def open(self, tokens=(), adapter=None):
         sequence = Sequence()
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.remembered, tokens[:-1], strict=False))
         sequence.tokens = [token for token, _ in same]
@@ -80,6 +81,9 @@ class ScriptRunner:
 
     context = 64
     pool = None
+
+    def look(self):
+        return RunnerInside()
 
     def __init__(self, script):
         self.script = script

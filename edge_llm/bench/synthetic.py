@@ -33,7 +33,6 @@ from edge_llm.operations.linear import Linear
 from edge_llm.paths import expanded, synthetic_folder
 from edge_llm.quant.shadow import COLD, FULL
 from edge_llm.schemes import Facts
-from edge_llm.sources.known import find_known
 from edge_llm.strict_json import read_object
 
 HOT_SHARE = 0.003
@@ -100,7 +99,11 @@ def find_shape(text: str) -> Shape:
     """
     if text in SHAPES:
         return Shape(text, text, SHAPES[text])
-    if (mixture := find_known(MIXTURES.get(text, ""))) is not None:
+    if text in MIXTURES:
+        from edge_llm.sources.known import find_known  # late, because it loads the tokenizers of all sources
+
+        mixture = find_known(MIXTURES[text])
+        assert mixture is not None
         return Shape(text, text, mixture.config)
     path = expanded(text)
     if is_folder(path):

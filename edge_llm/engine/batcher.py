@@ -304,14 +304,15 @@ class Batcher:
         """The rows of every segment.  When the step fails, each runs alone, so that only those to blame get the error."""
         segments, started = [segment for _, segment in step], perf_counter()
         try:
-            outcomes = [*self.runner.run(segments, cancel=lambda: interrupted() or _unwanted(step))]
-            self.drafting.ran(segments, perf_counter() - started)
-            return [*outcomes]
+            outcomes = self.runner.run(segments, cancel=lambda: interrupted() or _unwanted(step))
         except Cancelled:
             raise
         except Exception as error:
             if len(step) == 1 or isinstance(error, DeviceLost):
                 return [error] * len(step)
+        else:  # beyond this point the sequences have grown, and nothing runs again
+            self.drafting.ran(segments, perf_counter() - started)
+            return [*outcomes]
         alone: list[np.ndarray | Exception] = []
         for segment in segments:
             lost = alone and isinstance(alone[-1], DeviceLost)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edge_llm.text.chat import ChatTemplate
 from edge_llm.weights.adapters import Adapters
+
+if TYPE_CHECKING:
+    from edge_llm.text.chat import ChatTemplate
 
 
 @dataclass(frozen=True)
