@@ -100,6 +100,10 @@ def test_dense_layers_stand_behind_the_pooling(tmp_path):
     write_json(tmp_path / "source" / "2_Dense" / "config.json", {"in_features": 60, "out_features": 96})
     with pytest.raises(InvalidModel, match="behind the pooling"), open_source(tmp_path / "source"):
         pass
+    modules[2]["path"] = ".."
+    write_json(tmp_path / "source" / "modules.json", modules)
+    with pytest.raises(InvalidModel, match="no folder of the module"), open_source(tmp_path / "source"):
+        pass
 
 
 def test_an_encoder_without_a_head_has_cosines(tmp_path):

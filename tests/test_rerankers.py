@@ -1,6 +1,8 @@
 """Rerankers: scores are those of transformers, at the command line and over HTTP."""
 
+import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.engine.ranking import JUDGE, PAIR
 from edge_llm.engine.ranking_texts import INSTRUCTION, ranking_prompts, way_of
 from edge_llm.engine.service import BatchingService
-from edge_llm.errors import ContextOverflow, UnsupportedModel, UsageError
+from edge_llm.errors import ContextOverflow, NumericError, UnsupportedModel, UsageError
 from edge_llm.models.reference import FloatModel
 from edge_llm.opening.load import load_engine
 from edge_llm.sources import open_source
@@ -126,6 +128,25 @@ def test_the_command_line_orders_lines(bert, engine, capsys):
     assert run(["rerank", str(bert), QUERY, ""]) == 2
 
 
+def test_a_line_ends_where_a_file_has_its_end(bert, capsys, monkeypatch):
+    """A form feed and U+2028 are in a text: the results are as many as the lines."""
+    piped = io.BytesIO("the\fcat\u2028sat\r\nx\n".encode())
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=piped, isatty=lambda: False))
+    assert run(["rerank", str(bert), QUERY, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert sorted(one["text"] for one in results) == ["the\fcat\u2028sat", "x"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_is_a_number(engine, bad):
+    asked = ranking_prompts(engine, QUERY, DOCUMENTS)
+    found = engine.rank(asked)
+    found[1] = bad
+    for raw in (None, True, False):
+        with pytest.raises(NumericError):
+            asked.scores(found, raw=raw)
+
+
 def test_pairs_are_alone_what_they_are_together(engine):
     asked = ranking_prompts(engine, QUERY, DOCUMENTS * 3)
     together = engine.rank(asked)
@@ -187,5 +208,5 @@ def test_a_long_document_leaves_room_for_the_question(tmp_path):
     assert engine.tokenizer.decode(tokens, skip_special=False).endswith("<think>\n\n</think>\n\n")
     with pytest.raises(ContextOverflow):
         ranking_prompts(engine, QUERY, ["word " * 1000], truncate=False)
-    with pytest.raises(UsageError, match="documents is empty"):
-        ranking_prompts(engine, QUERY, [""])
+    with pytest.raises(UsageError, match="document 2 is empty"):
+        ranking_prompts(engine, QUERY, ["x", ""])

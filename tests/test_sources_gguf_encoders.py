@@ -39,9 +39,9 @@ _WHOLE = {
 }  # fmt: skip
 
 
-def words():
-    """The tokens of the tiny encoders as llama.cpp's converter writes them."""
-    texts = [one if one.startswith("[") else one[2:] if one.startswith("##") else f"\u2581{one}" for one in WORDS]
+def words(known=WORDS):
+    """The tokens ``known`` as llama.cpp's converter writes them."""
+    texts = [one if one.startswith("[") else one[2:] if one.startswith("##") else f"\u2581{one}" for one in known]
     return {
         "tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": texts, "tokenizer.ggml.unknown_token_id": 1,
         "tokenizer.ggml.token_type": [3] * 4 + [1] * (len(texts) - 4), "tokenizer.ggml.bos_token_id": 2,
@@ -49,8 +49,9 @@ def words():
     }  # fmt: skip
 
 
-def file_of(folder, arch, names, *, blocks=False, **more):
-    """The GGUF file of the model in ``folder``, whose layers' tensors are called as ``names`` say; ``blocks``: in Q8_0."""
+def file_of(folder, arch, names, *, blocks=False, types=slice(None), known=WORDS, **more):
+    """The GGUF file of the model in ``folder``, whose layers' tensors are called as ``names`` say; ``blocks``: in Q8_0;
+    ``types``: the rows of the kinds of texts that it has."""
     with open_model_folder(folder) as source:
         raw, tensors = source.config, {name: source.read(name) for name in source.names()}
     first = raw["pad_token_id"] + 1 if raw["model_type"] in ("roberta", "xlm-roberta") else 0
@@ -62,7 +63,7 @@ def file_of(folder, arch, names, *, blocks=False, **more):
         if "pooler" in stem:
             continue
         own = _WHOLE[stem] if number is None else f"blk.{words_[number]}.{names['.'.join(words_[number + 1:])]}"
-        values = values[first:] if own == "position_embd" else values
+        values = values[first:] if own == "position_embd" else values[types] if own == "token_types" else values
         values = values + 1 if arch == "gemma-embedding" and own.endswith("norm") else values
         if blocks and suffix == "weight" and values.ndim == 2 and own not in ("position_embd", "token_types"):
             found.append((f"{own}.{suffix}", 8, values.shape, to_q8_0(values, own).tobytes()))
@@ -74,7 +75,7 @@ def file_of(folder, arch, names, *, blocks=False, **more):
         "attention.head_count": raw["num_attention_heads"], "attention.causal": False, "pooling_type": 1,
         "attention.layer_norm_epsilon": raw.get("layer_norm_eps", 1e-6), **more,
     }  # fmt: skip
-    pairs = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in said.items()} | words()
+    pairs = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in said.items()} | words(known)
     path = folder / "model.gguf"
     path.write_bytes(gguf_bytes(pairs, found))
     return path
@@ -115,6 +116,26 @@ def test_embedding_gemma(tmp_path):
     sizes = {"attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16,
              "attention.sliding_window": 10, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6}  # fmt: skip
     check(file_of(tmp_path / "source", "gemma-embedding", _GEMMA, **sizes), model, 0.98)
+
+
+@pytest.mark.parametrize("types", [slice(1), 0])
+def test_the_only_kind_of_texts_is_a_row_or_a_vector(types, tmp_path):
+    """Older converters write it as a vector."""
+    folder, model = encoder_folder(tmp_path / "source", "bert")
+    ids = encoded(DOCUMENTS[1])[0]
+    with open_source(file_of(folder, "bert", _BERT, types=types)) as source:
+        ours = FloatModel(source, source.config)
+    theirs = states_of(model, ids)
+    assert np.abs(ours.states(ids, ours.open_cache()) - theirs).max() < 3e-5 * np.abs(theirs).max()
+
+
+def test_control_tokens_without_brackets(tmp_path):
+    folder, _ = encoder_folder(tmp_path / "source", "bert")
+    known = ["<pad>", "<unk>", "<s>", "</s>", *WORDS[4:]]
+    with open_source(file_of(folder, "bert", _BERT, known=known)) as source:
+        tokenizer = source.tokenizer()
+    assert tokenizer.frame == ((2,), (3,))
+    assert tokenizer.encode("the \u65e5 cat") == [known.index("the"), 1, known.index("cat")]
 
 
 def test_a_reranker_is_refused(tmp_path):

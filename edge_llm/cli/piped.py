@@ -118,11 +118,14 @@ def _skip_line() -> None:
 
 
 def given_texts(texts: Sequence[str], what: str, usage: str) -> list[str]:
-    """``texts`` of arguments, called ``what``, or the lines of stdin.  Raises `UsageError` where there is none, or too many."""
+    """``texts`` of arguments, called ``what``, or the lines of stdin, of which a form feed or U+2028 ends none.
+
+    Raises `UsageError` where there is none, or too many."""
     if not texts and has_person() and not is_piped_in():
         raise UsageError(f"no {what}; write `{usage}` or pipe lines in", param=what)
-    found = list(texts) or read_all().splitlines()
-    if not found:
+    piped = "" if texts else read_all()
+    found = list(texts) or [line.removesuffix("\r") for line in piped.removesuffix("\n").split("\n")]
+    if not texts and not piped:
         raise UsageError("stdin is empty; give at least one line", param=what)
     if len(found) > MOST_TEXTS:
         raise UsageError(f"`{len(found)}` {what} are too many; give at most {MOST_TEXTS} at a time", param=what)

@@ -13,6 +13,7 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.manifest import FOLDS
 from edge_llm.formats.safetensors import open_safetensors, safetensors_header
 from edge_llm.operations.base import Factors
+from edge_llm.paths import builtin_bundle
 
 _LARGEST = 1e30
 
@@ -35,6 +36,8 @@ def read_folds(bundle: Bundle) -> list[Factors]:
     if bundle.manifest["source"].get("folds", "none") == "none":
         return [no_folds(layer) for layer in layers]
     if not bundle.has_file(FOLDS):
+        if bundle.folder == builtin_bundle():
+            raise UnsupportedModel("the built-in model takes no adapters; import a model, such as `edge-llm import smollm2`")
         raise UnsupportedModel(
             f"`{shown(bundle.folder.name)}` was imported before adapters could be added to it; import it again with "
             "--overwrite, or merge the adapter: `edge-llm import MODEL --lora FOLDER`"

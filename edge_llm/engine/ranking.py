@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from edge_llm.engine.embedding import Taking, unit
+from edge_llm.errors import NumericError
 from edge_llm.models.head import Head
 from edge_llm.models.reading import LAST, Reading
 from edge_llm.runner.base import Runner
@@ -64,7 +65,10 @@ class RankingPrompts:
         """The score of every document, from the model's ``found`` float32 [prompts, size].
 
         raw: as the model gives them, or all of them from 0 to 1; None: as its author has it.  A cosine stays one.
+        Raises `NumericError` where one is no number.
         """
+        if not np.isfinite(found).all():
+            raise NumericError("a score is not a finite number; the model or the device computed nonsense")
         if self.way == COSINE:
             return [float(score) for score in found[1:] @ found[0]]
         logits = found[:, 0].astype(np.float64)

@@ -33,9 +33,10 @@ def ranking_prompts(
     Raises `ContextOverflow`, and `UsageError` for an empty text, or an ``instruction`` where the model takes none.
     """
     way = way_of(model)
-    for name, text in (("query", query), *(("documents", document) for document in documents)):
+    named = [("query", "the query", query), *(("documents", f"document {at}", one) for at, one in enumerate(documents, 1))]
+    for name, which, text in named:
         if not text:
-            raise UsageError(f"{name} is empty; give at least one character", param=name)
+            raise UsageError(f"{which} is empty; give at least one character", param=name)
     if instruction and way != JUDGE:
         raise UsageError("this model takes no instruction; leave it out", param="instruction")
     if way == JUDGE:

@@ -92,8 +92,8 @@ _OTHERS = {
     "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
 }  # fmt: skip
 """By architecture: parts of a layer that are called differently, or are one tensor in both."""
-ROWS = ("shared_expert_gate",)
-"""Ends of the names of modules whose matrix of one row is a vector in files."""
+ROWS = ("shared_expert_gate", "token_type_embeddings")
+"""Ends of the names of modules whose matrix of one row is a vector in files, or may be one."""
 BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias", f"{_DELTA}.dt_bias", f"{_DELTA}.A_log")
 """Hugging Face's names that are whole, without weight or bias behind them."""
 TURNED_IN_PAIRS = frozenset(("llama", "granite", "granitemoe", "mistral3", "smollm3"))

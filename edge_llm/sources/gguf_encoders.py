@@ -48,8 +48,15 @@ def _settings(model: GgufModel, name: str) -> dict[str, Any]:
         "num_hidden_layers": model.integer(f"{name}.block_count", 1, 1024),
         "num_attention_heads": model.integer(f"{name}.attention.head_count", 1, 4096),
         "layer_norm_eps": float(f"{model.number(f'{name}.attention.layer_norm_epsilon', 1e-20, 1.0):.7g}"),
-        "type_vocab_size": _rows(model, "token_types.weight") if model.has_tensor("token_types.weight") else 0,
+        "type_vocab_size": _types(model),
     }
+
+
+def _types(model: GgufModel) -> int:
+    """Kinds of texts; files of older converters have a single one as a vector."""
+    if not model.has_tensor("token_types.weight"):
+        return 0
+    return 1 if len(model.tensor("token_types.weight").shape) == 1 else _rows(model, "token_types.weight")
 
 
 def _rows(model: GgufModel, name: str) -> int:

@@ -135,7 +135,7 @@ class GgufTensors:
         """Hugging Face's names of what is in ``own``; that which nobody knows keeps its name."""
         stem, _, suffix = own.rpartition(".")
         if stem in self._whole_names:
-            return [(f"{self._whole_names[stem]}.{suffix}", _Part(own))]
+            return [(f"{self._whole_names[stem]}.{suffix}", _Part(own, None, self._as_row(own, self._whole_names[stem])))]
         words = stem.split(".")
         if suffix in self._layer_names and len(words) == 2:  # a vector without weight or bias behind its name
             words, suffix = [*words, suffix], ""
@@ -150,9 +150,8 @@ class GgufTensors:
             return self._of_experts(own, prefix + self._layer_names[words[2]], suffix)
         if words[2] in self._layer_names:
             name = self._layer_names[words[2]]
-            is_vector = len(self._model.tensor(own).shape) == 1
-            as_row = True if is_vector and name.endswith(ROWS) else None
-            return [(prefix + name if name in BARE else f"{prefix}{name}.{suffix}", _Part(own, None, as_row))]
+            part = _Part(own, None, self._as_row(own, name))
+            return [(prefix + name if name in BARE else f"{prefix}{name}.{suffix}", part)]
         if words[2] != FUSED:
             return [(own, _Part(own))]
         kv = self._attention.kv_size
@@ -161,6 +160,9 @@ class GgufTensors:
             raise InvalidModel(f"{self._model.where}: `{shown(own)}` has `{rows}` rows; q, k and v are {ends[-1]}")
         spans = zip(PARTS_OF_FUSED, ends, ends[1:], strict=False)
         return [(f"{prefix}{part}.{suffix}", _Part(own, range(start, end))) for part, start, end in spans]
+
+    def _as_row(self, own: str, module: str) -> bool | None:
+        return True if module.endswith(ROWS) and len(self._model.tensor(own).shape) == 1 else None
 
     def _of_experts(self, own: str, module: str, suffix: str) -> list[tuple[str, _Part]]:
         """Matrices or vectors of all experts, in one tensor."""

@@ -96,8 +96,9 @@ def adds_bos(model: GgufModel) -> bool:
 
 
 def token_texts(model: GgufModel) -> list[str]:
-    """The vocabulary by id."""
-    return model.strings("tokenizer.ggml.tokens")
+    """The vocabulary by id, as tokenizer.json has it."""
+    found = model.strings("tokenizer.ggml.tokens")
+    return [_word_piece(text) for text in found] if model.text("tokenizer.ggml.model", "") == "bert" else found
 
 
 class _Words:
@@ -290,8 +291,7 @@ def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
 
 
 def _word_pieces(model: GgufModel, words: _Words) -> dict[str, Any]:
-    """BERT's: what begins a word is marked in the file, and in tokenizer.json what does not."""
-    vocab = {_word_piece(text): number for number, text in enumerate(words.texts)}
+    """BERT's."""
     unknown = model.integer("tokenizer.ggml.unknown_token_id", 0, len(words.texts) - 1, min(100, len(words.texts) - 1))
     lower, accents = (model.flag(f"tokenizer.ggml.normalizer.{one}", True) for one in ("lowercase", "strip_accents"))
     return {
@@ -303,12 +303,13 @@ def _word_pieces(model: GgufModel, words: _Words) -> dict[str, Any]:
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece", "unk_token": words.texts[unknown], "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": vocab,
+            "max_input_chars_per_word": 100, "vocab": words.ids,
         },
     }  # fmt: skip
 
 
 def _word_piece(text: str) -> str:
+    """What begins a word is marked in the file, and in tokenizer.json what does not."""
     if text.startswith("[") and text.endswith("]"):  # a control token
         return text
     return text[len(SPACE) :] if text.startswith(SPACE) else f"##{text}"

@@ -86,7 +86,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         raise InvalidModel(f"{MODULES} must be a list of modules")
     modules = [(str(one.get("type")).rpartition(".")[2], one.get("path", "")) for one in found]
     for kind, path in modules:
-        if not isinstance(path, str) or Path(path).name != path or (not path and kind in ("Pooling", "Dense")):
+        if not isinstance(path, str) or Path(path).name != path or path == ".." or (not path and kind in ("Pooling", "Dense")):
             raise InvalidModel(f"{MODULES}: `{shown(path)}` is no folder of the module {shown(kind)}")
     return modules
 
