@@ -39,7 +39,7 @@ def everything_else(model: Path) -> Iterator[Check]:
     yield "builtin, guided run", lambda: answer("builtin", "--regex", "[a-z]{3,9}( [a-z]{3,9}){6}")
     yield "import, all files", lambda: import_model(model)
     yield "import, run", lambda: answer(IMPORTED)
-    yield "import, streamed run", lambda: answer(IMPORTED, "--memory", "50%")
+    yield "import, streamed run", lambda: answer(IMPORTED, "--memory", "60%")
     yield "import, emulated card", lambda: answer(IMPORTED, "--device", "emulated:310p")
     yield "import, logits", lambda: logits(IMPORTED)
     yield "builtin, logits", lambda: logits("builtin")
