@@ -261,7 +261,7 @@ const SHORTCUTS = {
   "ctrl+k": () => { openSide(true); at("search").focus(); at("search").select(); }, "ctrl+shift+o": newChat, "ctrl+b": () => openSide(sideHidden()), "ctrl+,": () => settings(), "ctrl+i": lookInside,
   "alt+arrowup": () => talk.walk(-1), "alt+arrowdown": () => talk.walk(1), "ctrl+/": showKeys,
 };
-const sideHidden = () => getComputedStyle(at("side")).visibility === "hidden" || getComputedStyle(at("side")).display === "none";
+const sideHidden = () => !document.body.classList.contains("with-side");
 
 addEventListener("keydown", event => {
   if (document.querySelector("dialog[open], .menu")) return;
