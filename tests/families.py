@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 from model_files import VOCAB_SIZE, write_tokenizer
 
-from edge_llm.formats.bundle import Bundle
+from edge_llm.convert.importer import import_model
+from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.description import decode_description, encode_description, model_record
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import describe, load_config
 from edge_llm.models.reference import FloatModel
 
+TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
+"""More than any window, and than what the rotations were stretched from."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 COMMON = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -233,6 +237,29 @@ def family_folder(folder: Path, name: str) -> tuple[Path, Any]:
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder, model
+
+
+def family_bundle(folder: Path, name: str, **how: Any) -> Path:
+    """The folder of a bundle in ``folder``: a model of one of these tables, imported as ``how`` says."""
+    family_folder(folder / "source", name)
+    return import_model(folder / "source", target=folder / "bundle", **how)
+
+
+def of_each(names: Iterable[str]) -> tuple[Any, Any]:
+    """Fixtures of a module: each family's folder with its logits of `TOKENS` by transformers, and the bundle made of it."""
+
+    @pytest.fixture(scope="module", params=list(names))
+    def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+        folder, model = family_folder(tmp_path_factory.mktemp("family") / "source", request.param)
+        return folder, logits_of(model, TOKENS)
+
+    @pytest.fixture(scope="module")
+    def bundle(family: tuple[Path, np.ndarray]) -> Iterator[Bundle]:
+        folder, _ = family
+        with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
+            yield opened
+
+    return family, bundle
 
 
 def float_model(folder: Path) -> FloatModel:

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from edge_llm.cli.main import VERBS, run
+from edge_llm.models.known import find_known, known_models, short_names
 from edge_llm.paths import builtin_bundle, bundle_path
 from edge_llm.server.running import listed
-from edge_llm.sources.known import find_known, known_models, short_names
 
 EDGE_LLM = [sys.executable, "-m", "edge_llm"]
 

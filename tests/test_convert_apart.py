@@ -13,9 +13,9 @@ from stub_hub import environment, hub_of, serving
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.apart import fetch
 from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
+from edge_llm.models.known import known_models
 from edge_llm.paths import models_folder
 from edge_llm.providers.local import LocalCatalogue
-from edge_llm.sources.known import known_models
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 24}

@@ -8,13 +8,11 @@ import sys
 
 import numpy as np
 import pytest
-from families import family_folder
-from model_files import VOCAB_SIZE
+from families import TOKENS, family_bundle
 from serving import client_of, hosted
 
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
-from edge_llm.convert.importer import import_model
 from edge_llm.engine.inside import look
 from edge_llm.errors import CorruptBundle, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -28,15 +26,11 @@ from edge_llm.weights.policies import DEFAULT, policy_of
 from edge_llm.weights.replay import guess_rates, replay
 from edge_llm.weights.routing_trace import read_trace
 
-TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
-
 
 @pytest.fixture(scope="module", params=["olmoe", "glm4_moe"])
 def bundle(request, tmp_path_factory):
     """The second has a dense layer, and a shared expert in the others."""
-    folder = tmp_path_factory.mktemp("model")
-    family_folder(folder / "source", request.param)
-    with open_bundle(import_model(folder / "source", target=folder / "bundle")) as opened:
+    with open_bundle(family_bundle(tmp_path_factory.mktemp("model"), request.param)) as opened:
         yield opened
 
 

@@ -3,8 +3,7 @@
 
 import numpy as np
 import pytest
-from families import EVERY, assert_described, assert_float_path, family_folder, float_model, logits_of
-from model_files import VOCAB_SIZE
+from families import EVERY, TOKENS, assert_described, assert_float_path, float_model, of_each
 
 from edge_llm.ascend.devices.card.layers import missing
 from edge_llm.config import W4, RuntimeConfig
@@ -17,22 +16,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 
-TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
-"""More than any window, and than what the rotations were stretched from."""
-
-
-@pytest.fixture(scope="module", params=EVERY)
-def family(request, tmp_path_factory):
-    """The folder of a family's model, and its logits by transformers."""
-    folder, model = family_folder(tmp_path_factory.mktemp("family") / "source", request.param)
-    return folder, logits_of(model, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def bundle(family):
-    folder, _ = family
-    with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
-        yield opened
+family, bundle = of_each(EVERY)
 
 
 def test_the_float_path_is_that_of_transformers(family):

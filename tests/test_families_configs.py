@@ -4,15 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from families import family_folder, logits_of
-from model_files import VOCAB_SIZE
+from families import TOKENS, family_folder, logits_of
 
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.formats.model_folder import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatModel
 
-TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
 SHORT, LONG = [1.0 + 0.1 * wave for wave in range(8)], [2.0 + 0.3 * wave for wave in range(8)]
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

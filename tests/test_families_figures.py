@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import family_folder
+from families import family_bundle
 
 from edge_llm.bench.held_out import OwnReader, compare_readers
 from edge_llm.bench.quality import compare
 from edge_llm.bench.shares import measure_shares
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.gradient import drawn_gradient
-from edge_llm.convert.importer import import_model
 from edge_llm.convert.self_written import openings, write_text
 from edge_llm.convert.trial import held_out_sequences
 from edge_llm.formats.bundle import Bundle, open_bundle
@@ -33,8 +32,7 @@ RUNTIME = RuntimeConfig(device="host", threads=2, context=256)
 
 @pytest.fixture(scope="module", params=["gemma2", "granite", "cohere2", "olmo2"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder, _ = family_folder(tmp_path_factory.mktemp("figures") / "source", request.param)
-    with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
+    with open_bundle(family_bundle(tmp_path_factory.mktemp("figures"), request.param)) as opened:
         yield opened
 
 

@@ -4,11 +4,10 @@ import random
 
 import numpy as np
 import pytest
-from families import family_folder
+from families import family_bundle
 from model_files import VOCAB_SIZE
 
 from edge_llm.config import RuntimeConfig
-from edge_llm.convert.importer import import_model
 from edge_llm.devices.returned import ReturnedArray, runs_of
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv import windows
@@ -20,8 +19,7 @@ TOKENS = np.random.default_rng(5).integers(0, VOCAB_SIZE, 240).tolist()
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """Five of six layers have a window of 16 tokens."""
-    folder, _ = family_folder(tmp_path_factory.mktemp("windows") / "source", "gemma3_text")
-    with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
+    with open_bundle(family_bundle(tmp_path_factory.mktemp("windows"), "gemma3_text")) as opened:
         yield opened
 
 
@@ -100,6 +98,24 @@ def test_texts_that_share_beginnings_never_see_what_was_forgotten(bundle):
         assert np.array_equal(rows, exact[tuple(text)])
         runner.memory.remember(sequence, text)
         sequence.close()
+
+
+def test_a_text_longer_than_the_window_is_known_after_a_restart(bundle, whole):
+    """Its pages are written before a window forgets them, those of a growing answer too."""
+    disk, known = {"prefix_cache": "1GiB"}, TOKENS[:60]
+    runner = runner_of(bundle, **disk)
+    sequence = runner.memory.open(known)
+    for first in (0, 40, *range(60, 220)):
+        known += TOKENS[len(known) : first + 1]
+        runner.forward(sequence, known[first : first + 40])
+    assert sequence.length == len(known) == 220 and sequence.forgotten > 5
+    runner.memory.remember(sequence, known)
+    runner.memory._disk.flush()
+    again = runner_of(bundle, **disk)
+    found = again.memory.open(TOKENS)
+    assert found.length == 208 == 16 * again.memory.state()["prefix_disk_pages_read"]
+    rows = again.forward(found, TOKENS[found.length :], wanted=1)
+    assert np.array_equal(rows[-1], whole[-1])
 
 
 def test_memory_is_given_back_and_comes_again():

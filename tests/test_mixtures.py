@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from block_files import NUMBERS, random_blocks
-from families import MIXTURES, assert_described, assert_float_path, family_folder, float_model, logits_of
+from families import MIXTURES, TOKENS, assert_described, assert_float_path, family_folder, float_model, logits_of, of_each
 from gguf_families import family_gguf, family_pairs, family_tensors
 from gguf_files import gguf_bytes, tokenizer_pairs
-from model_files import VOCAB_SIZE
 from safetensors.numpy import load_file, save_file
 
 from edge_llm.ascend.export.exporter import export_onnx
@@ -37,21 +36,7 @@ from edge_llm.runner.base import Segment
 from edge_llm.runner.work import work_of
 from edge_llm.sources import open_source
 
-TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
-
-
-@pytest.fixture(scope="module", params=MIXTURES)
-def family(request, tmp_path_factory):
-    """The folder of a family's model, and its logits by transformers."""
-    folder, model = family_folder(tmp_path_factory.mktemp("mixture") / "source", request.param)
-    return folder, logits_of(model, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def bundle(family):
-    folder, _ = family
-    with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
-        yield opened
+family, bundle = of_each(MIXTURES)
 
 
 def test_the_float_path_is_that_of_transformers(family):

@@ -16,13 +16,12 @@ from model_files import tiny_config, write_json
 
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
-from edge_llm.models import describe, families
+from edge_llm.models import describe, families, known
+from edge_llm.models.known import find_known, known_models, names_like, refuse_family
 from edge_llm.opening.made_from import is_made_from
 from edge_llm.paths import find_bundle, safe_name
 from edge_llm.progress import byte_count
-from edge_llm.sources import known
 from edge_llm.sources.hub_files import is_repository
-from edge_llm.sources.known import find_known, known_models, names_like, refuse_family
 from edge_llm.sources.names import default_name
 from edge_llm.sources.place import named_place, place_of
 
@@ -124,7 +123,7 @@ def test_what_does_not_run_has_words():
 
 
 def test_to_know_a_name_loads_no_family():
-    code = "import sys; from edge_llm.sources.known import find_known; find_known('qwen3'); print(*sys.modules)"
+    code = "import sys; from edge_llm.models.known import find_known; find_known('qwen3'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {f"edge_llm.models.{family}" for family in families()} & set(loaded)
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from families import family_folder
+from families import family_bundle
 
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
-from edge_llm.convert.importer import import_model
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.runner import load_runner
@@ -27,8 +26,7 @@ PROMPT, STEPS = 60, 6
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    folder, _ = family_folder(tmp_path_factory.mktemp("mixture") / "source", "mixtral")
-    return import_model(folder, target=folder.parent / "toy")
+    return family_bundle(tmp_path_factory.mktemp("mixture"), "mixtral")
 
 
 @pytest.fixture

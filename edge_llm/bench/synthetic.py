@@ -28,6 +28,7 @@ from edge_llm.kernels.layout import row_sums
 from edge_llm.kernels.pointwise import MAX_TURN
 from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.models import describe, load_config
+from edge_llm.models.known import find_known
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.linear import Linear
 from edge_llm.paths import expanded, synthetic_folder
@@ -77,7 +78,7 @@ SHAPES: dict[str, LlamaConfig] = {
     ),
 }  # fmt: skip
 MIXTURES = {"olmoe-1b-7b": "olmoe:7b", "granite-3.1-1b-a400m": "granite3.1-moe:1b", "qwen3-30b-a3b": "qwen3:30b"}
-"""Shapes of mixtures of experts, by their short names in `edge_llm.sources.known`."""
+"""Shapes of mixtures of experts, by their short names in `edge_llm.models.known`."""
 NAMES = (*SHAPES, *MIXTURES)
 
 
@@ -100,8 +101,6 @@ def find_shape(text: str) -> Shape:
     if text in SHAPES:
         return Shape(text, text, SHAPES[text])
     if text in MIXTURES:
-        from edge_llm.sources.known import find_known  # late, because it loads the tokenizers of all sources
-
         mixture = find_known(MIXTURES[text])
         assert mixture is not None
         return Shape(text, text, mixture.config)

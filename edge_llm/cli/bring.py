@@ -26,6 +26,7 @@ from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import read_manifest
 from edge_llm.formats.bundle_writer import renew_source
 from edge_llm.formats.gguf import first_part, is_gguf, missing_part, parts_of
+from edge_llm.models.known import names_like, refuse_family
 from edge_llm.opening.made_from import imported_from, is_made_from
 from edge_llm.opening.resolve import refuse_blocks
 from edge_llm.paths import BUILTIN_MODEL_NAME, MAX_NAME, bundle_path, expanded, near_model
@@ -34,7 +35,6 @@ from edge_llm.resources import give_memory_back
 from edge_llm.sources.hub_gguf import float_bytes
 from edge_llm.sources.hubs import look
 from edge_llm.sources.hugging_face import digest_files, stamps_of
-from edge_llm.sources.known import names_like, refuse_family
 from edge_llm.sources.names import default_name
 from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
 

@@ -136,7 +136,7 @@ class _Source(_Model):
     """A model as somebody published it: a short name, a hub id, an address or a folder."""
 
     def names(self, incomplete: str) -> list[str]:
-        from edge_llm.sources.known import short_names
+        from edge_llm.models.known import short_names
 
         return [name.replace(":", "-") for name in short_names()] if incomplete else []  # a shell breaks words at `:`
 

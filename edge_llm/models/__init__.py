@@ -22,8 +22,8 @@ from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, DescribedConfig
 
 _SHARED = {
-    "blocks", "encoder", "fields", "gated_delta_layers", "head", "layer", "llama_like", "mixtures", "weights", "reference",
-    "reading", "rope", "text_part",
+    "blocks", "encoder", "fields", "gated_delta_layers", "head", "known", "layer", "llama_like", "mixtures", "weights",
+    "reference", "reading", "rope", "text_part",
 }  # fmt: skip
 
 

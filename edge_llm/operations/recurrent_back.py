@@ -16,6 +16,7 @@ from edge_llm.operations.arithmetic import (
     silu_slope,
 )
 from edge_llm.operations.base import Back
+from edge_llm.operations.keeps import one_run
 
 _SEGMENT = 32
 """Rows whose states are in memory together."""
@@ -138,12 +139,9 @@ def _of_served(mixer: _Mixer, felt: np.ndarray) -> np.ndarray:
 
 def _convolved(x: np.ndarray, constants: _Constants) -> np.ndarray:
     """The sums of the convolution of x [T, C] that begins a sequence."""
-    taps, rows = len(constants.weight), len(x)
-    inputs = np.concatenate([np.zeros((taps - 1, x.shape[1]), np.float32), x])
-    total = np.zeros_like(x) if constants.bias is None else np.broadcast_to(constants.bias, x.shape).copy()
-    for tap in range(taps):
-        total += constants.weight[tap] * inputs[tap : tap + rows]
-    return total
+    weight = constants.weight
+    tails = np.zeros((1, len(weight) - 1, x.shape[1]), np.float32)
+    return recurrent.short_convolution(x, weight, constants.bias, tails, one_run(len(x)), ThreadPool(1))
 
 
 def convolution_gradient(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import int8_bytes, sizes
 from edge_llm.models import describe
+from edge_llm.models.known import KnownModel, find_known, known_models
 from edge_llm.opening.library import InstalledModel, default_kv_bytes, fits, installed_models
 from edge_llm.opening.load import load_engine
 from edge_llm.paths import BUILTIN_MODEL_NAME, find_bundle
@@ -33,7 +34,6 @@ from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow,
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
 from edge_llm.providers.settings import changed, differences
 from edge_llm.resources import free_memory, give_memory_back
-from edge_llm.sources.known import KnownModel, find_known, known_models
 from edge_llm.talk.conversation import NO_TEMPLATE, conversation_length, conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought

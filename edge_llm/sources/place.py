@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.gguf import begins_as_gguf, first_part, is_gguf
+from edge_llm.models.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.paths import expanded
 from edge_llm.sources.hub_files import is_repository
 from edge_llm.sources.hub_gguf import is_model, is_quantization
-from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.sources.modelscope_errors import host as modelscope_host
 from edge_llm.sources.modelslim_files import description_of
 from edge_llm.sources.refusals import adapter_refusal

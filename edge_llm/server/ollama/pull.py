@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from edge_llm.convert.apart import ImportProcess, fetch
 from edge_llm.errors import ModelNotFound, Overloaded
 from edge_llm.files import shown
+from edge_llm.models.known import names_like, refuse_family
 from edge_llm.opening.made_from import imported_from
 from edge_llm.paths import model_folders
 from edge_llm.progress import DOWNLOAD, Step
@@ -26,7 +27,6 @@ from edge_llm.server.ollama.options import ShowBody
 from edge_llm.server.problems import problem_of
 from edge_llm.server.schemas import ignored_header
 from edge_llm.server.stream import NDJSON, EventStream, line, until_disconnect
-from edge_llm.sources.known import names_like, refuse_family
 from edge_llm.sources.place import Place, did_you_mean, named_place
 
 SUCCESS = {"status": "success"}
