@@ -126,7 +126,12 @@ class RuntimeConfig:
     kv_tokens: int | None = None
     """Tokens whose keys and values fit into memory, over all requests and what is kept of earlier ones; None: one context."""
     kv_memory: str | None = None
-    """The same as an amount of memory, such as `1GiB` or `10%` of the machine's; at least one context."""
+    """The same as an amount of memory, such as `1GiB` or `10%` of the machine's; at least one context.
+
+    Of a model whose layers keep states of a fixed shape, half of it at most is for these.
+    """
+    kv_states: int | None = None
+    """States of a fixed shape that are held; None: as many as `parallel` answers use, within `kv_memory` or 512 MiB."""
     parallel: int = 64
     """Answers that are computed at a time, if their keys and values fit; others wait."""
     memory: str | None = None
@@ -154,6 +159,7 @@ class RuntimeConfig:
         _whole("chunk", self.chunk, 1, 4096, " tokens")
         _whole("window", self.window, 1, 64, " chunks")
         _whole("kv_tokens", self.kv_tokens, 1, None, " token")
+        _whole("kv_states", self.kv_states, 0, None, " states")
         _whole("parallel", self.parallel, 1, MOST_PARALLEL, " answers")
 
 

@@ -15,7 +15,7 @@ DATA = {"plan", "ledger"}
 """What is handed on is asked by all."""
 ONCE = {"auto_device", "numerics"}
 """Entered by the first opening of a process only."""
-MAKING = ["load", "machine", "resolve", "defaults", "cpus", "budgets"]
+MAKING = ["load", "machine", "resolve", "defaults", "cpus", "budgets", "kv_plan"]
 WAYS = {
     "host": ({}, []),
     "pages on disk": ({"prefix_cache": "1MiB", "memory": "90%"}, ["prefix_cache"]),

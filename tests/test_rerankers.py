@@ -43,17 +43,19 @@ def classifier(folder, name, **more):
     return model
 
 
+def score_of(model, query, document):
+    """The logit of a model of transformers for a pair."""
+    ids, types = encoded(query, document)
+    more = {"token_type_ids": torch.tensor([types])} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
+    with torch.no_grad():
+        return float(model(torch.tensor([ids]), **more).logits[0, 0])
+
+
 @pytest.mark.parametrize("kind", RERANKERS)
 def test_a_reranker_scores_pairs_as_transformers(kind, tmp_path):
     model = classifier(tmp_path / "source", kind, **RERANKERS[kind])
     bundle = import_model(tmp_path / "source", target=tmp_path / "bundle")
-    has_types = getattr(model.config, "type_vocab_size", 0) > 1
-    wanted = []
-    for document in DOCUMENTS:
-        ids, types = encoded(QUERY, document)
-        more = {"token_type_ids": torch.tensor([types])} if has_types else {}
-        with torch.no_grad():
-            wanted.append(float(model(torch.tensor([ids]), **more).logits[0, 0]))
+    wanted = [score_of(model, QUERY, document) for document in DOCUMENTS]
     for float_path, most in ((True, 1e-4), (False, 0.15)):
         engine = load_engine(bundle, RuntimeConfig(threads=2, float_path=float_path))
         asked = ranking_prompts(engine, QUERY, DOCUMENTS)

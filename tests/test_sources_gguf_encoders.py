@@ -6,9 +6,11 @@ from encoders import ENCODERS, WORDS, encoded, encoder_folder, states_of
 from gguf_files import floats, gguf_bytes, model_gguf
 from model_files import random_tensors, tiny_config
 from test_encoder_kinds import DOCUMENTS, made
+from test_rerankers import QUERY, RERANKERS, classifier, score_of
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
+from edge_llm.engine.ranking_texts import ranking_prompts
 from edge_llm.errors import UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.model_folder import open_model_folder
@@ -22,6 +24,7 @@ _BERT = {
     "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm", "intermediate.dense": "ffn_up",
     "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
 }  # fmt: skip
+_SCORING = {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}
 _NOMIC = {
     "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "norm1": "attn_output_norm", "norm2": "layer_output_norm",
     "mlp.fc11": "ffn_up", "mlp.fc12": "ffn_gate", "mlp.fc2": "ffn_down",
@@ -49,7 +52,7 @@ def words(known=WORDS):
     }  # fmt: skip
 
 
-def file_of(folder, arch, names, *, blocks=False, types=slice(None), known=WORDS, **more):
+def file_of(folder, arch, names, *, blocks=False, types=slice(None), known=WORDS, tokenizer=None, **more):
     """The GGUF file of the model in ``folder``, whose layers' tensors are called as ``names`` say; ``blocks``: in Q8_0;
     ``types``: the rows of the kinds of texts that it has."""
     with open_model_folder(folder) as source:
@@ -57,12 +60,12 @@ def file_of(folder, arch, names, *, blocks=False, types=slice(None), known=WORDS
     first = raw["pad_token_id"] + 1 if raw["model_type"] in ("roberta", "xlm-roberta") else 0
     found = []
     for name, values in tensors.items():
-        stem, _, suffix = name.rpartition(".")
+        stem, _, suffix = name.removeprefix("roberta.").rpartition(".")
         words_ = stem.split(".")
         number = next((at for at, word in enumerate(words_) if word.isdecimal()), None)
-        if "pooler" in stem:
+        if "pooler" in stem or (stem.startswith("classifier") and stem not in names):
             continue
-        own = _WHOLE[stem] if number is None else f"blk.{words_[number]}.{names['.'.join(words_[number + 1:])]}"
+        own = (_WHOLE | names)[stem] if number is None else f"blk.{words_[number]}.{names['.'.join(words_[number + 1:])]}"
         values = values[first:] if own == "position_embd" else values[types] if own == "token_types" else values
         values = values + 1 if arch == "gemma-embedding" and own.endswith("norm") else values
         if blocks and suffix == "weight" and values.ndim == 2 and own not in ("position_embd", "token_types"):
@@ -75,7 +78,7 @@ def file_of(folder, arch, names, *, blocks=False, types=slice(None), known=WORDS
         "attention.head_count": raw["num_attention_heads"], "attention.causal": False, "pooling_type": 1,
         "attention.layer_norm_epsilon": raw.get("layer_norm_eps", 1e-6), **more,
     }  # fmt: skip
-    pairs = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in said.items()} | words(known)
+    pairs = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in said.items()} | (tokenizer or words(known))
     path = folder / "model.gguf"
     path.write_bytes(gguf_bytes(pairs, found))
     return path
@@ -138,9 +141,41 @@ def test_control_tokens_without_brackets(tmp_path):
     assert tokenizer.encode("the \u65e5 cat") == [known.index("the"), 1, known.index("cat")]
 
 
-def test_a_reranker_is_refused(tmp_path):
-    folder, _ = encoder_folder(tmp_path / "source", "bert")
-    with pytest.raises(UnsupportedModel, match="is a reranker"), open_source(file_of(folder, "bert", _BERT, pooling_type=4)):
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_reranker_scores_as_its_folder(blocks, tmp_path):
+    """As bge-reranker: a RoBERTa with `classifier.dense` and `classifier.out_proj`, here as the converter names them."""
+    model = classifier(tmp_path / "hf", "Roberta", **RERANKERS["Roberta"])
+    file = file_of(tmp_path / "hf", "bert", _BERT | _SCORING, blocks=blocks, pooling_type=4)
+    engine = load_engine(import_model(file, target=tmp_path / "bundle"), RuntimeConfig(threads=2, float_path=not blocks))
+    asked = ranking_prompts(engine, QUERY, DOCUMENTS)
+    found, wanted = asked.scores(engine.rank(asked), raw=True), [score_of(model, QUERY, one) for one in DOCUMENTS]
+    assert np.abs(np.subtract(found, wanted)).max() < (0.15 if blocks else 1e-4) * np.abs(wanted).max()
+    assert np.allclose(asked.scores(engine.rank(asked)), 1 / (1 + np.exp(-np.array(found))))
+
+
+def test_between_the_texts_of_a_roberta_stand_two_control_tokens(tmp_path):
+    """bge-reranker's are `<s> query </s> </s> document </s>`."""
+    classifier(tmp_path, "Roberta", **RERANKERS["Roberta"])
+    known = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", "\u2581the", "\u2581cat"]
+    pieces = {
+        "tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": known, "tokenizer.ggml.token_type": [3, 3, 3, 2, 1, 1, 1],
+        "tokenizer.ggml.scores": [0.0] * 4 + [-3.0, -1.0, -2.0], "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.seperator_token_id": 2, "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 1, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True,
+    }  # fmt: skip
+    file = file_of(tmp_path, "bert", _BERT | _SCORING, tokenizer=pieces, pooling_type=4)
+    with open_source(file) as source:
+        tokenizer = source.tokenizer()
+    pair = tokenizer.pair_frame
+    assert (pair.begin, pair.between, pair.end) == ((0,), (2, 2), (2,)) and tokenizer.frame == ((0,), (2,))
+
+
+@pytest.mark.parametrize("left", [{}, {"classifier.dense": "cls"}, {"classifier.out_proj": "cls.output"}])
+def test_a_reranker_whose_file_lacks_a_step_is_refused(left, tmp_path):
+    """As the converter writes plain BERT, whose pooler it leaves out."""
+    classifier(tmp_path, "Roberta", **RERANKERS["Roberta"])
+    file = file_of(tmp_path, "bert", _BERT | left, pooling_type=4)
+    with pytest.raises(UnsupportedModel, match="reranker without `cls.weight` and `cls.output.weight`"), open_source(file):
         pass
 
 

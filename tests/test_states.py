@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from families import STATEFUL, assert_described, assert_float_path, family_folder, float_model, logits_of
+from families import STATEFUL, TOKENS, assert_described, assert_float_path, float_model, of_each
 from model_files import VOCAB_SIZE
 
 from edge_llm.config import W4, GenerationParams, RuntimeConfig
@@ -15,33 +15,21 @@ from edge_llm.decoding.draft import no_draft
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Request
-from edge_llm.errors import DeviceError, OutOfMemory
+from edge_llm.errors import DeviceError, OutOfMemory, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.kv.pages import PageAllocator
+from edge_llm.kv.pages import PageAllocator, page_bytes
 from edge_llm.kv.sequence import SequencePages
 from edge_llm.kv.states import SequenceStates, StateIndex, StateSlots
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.keeps import NOTHING_YET
 from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.text.tokenizer import Tokenizer
 
-TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 90).tolist()
-
-
-@pytest.fixture(scope="module", params=STATEFUL)
-def family(request, tmp_path_factory):
-    """The folder of a family's model, and its logits by transformers."""
-    folder, model = family_folder(tmp_path_factory.mktemp("stateful") / "source", request.param)
-    return folder, logits_of(model, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def bundle(family):
-    folder, _ = family
-    with open_bundle(import_model(folder, target=folder.parent / "bundle")) as opened:
-        yield opened
+family, bundle = of_each(STATEFUL)
 
 
 def runner_of(bundle, **runtime):
@@ -237,6 +225,23 @@ def test_drafts_change_no_answer(bundle, alone, parallel):
 
 
 # ---- slots ----
+
+
+@pytest.mark.parametrize(("times", "states"), [(1, 9), (40, 20), (4000, 31)])
+def test_kv_memory_is_for_states_and_pages(bundle, times, states):
+    """Half of it at most is for states, and what these leave for pages; the fewest of them are there, or it is refused."""
+    decoder, state = bundle.decoder, bundle.decoder.state_bytes
+    options = {"context": 16, "parallel": 10, "threads": 1, "device": "host"}
+    least = 9 * state + page_bytes(decoder.attentions)
+    budget = max(times * state, least)
+    plan = resolve(RuntimeConfig(kv_memory=f"{budget}", **options), this_machine(), bundle)
+    assert plan.room.states == states == plan.memory.states // state
+    held = plan.memory.states + plan.memory.pages
+    assert held <= budget < held + page_bytes(decoder.attentions)
+    with pytest.raises(UsageError, match=f"beside 9 states of sequences; the least is {least} bytes"):
+        resolve(RuntimeConfig(kv_memory=f"{least - 1}", **options), this_machine(), bundle)
+    runner = runner_of(bundle, kv_memory=f"{budget}", **options | {"kv_tokens": None, "context": 100})
+    assert runner.memory.state()["states"] == states and runner.model.kv.slot_bytes == state
 
 
 def test_without_slots_there_is_a_way_out():

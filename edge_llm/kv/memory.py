@@ -55,11 +55,13 @@ class KVMemory:
     def open(self, tokens: Sequence[int] = (), adapter: int = 0) -> SequencePages:
         """A sequence that begins with the longest known beginning of ``tokens``, but never with all of them.
 
-        The last token must be computed, because its logits are needed.
+        The last token must be computed, because its logits are needed.  ``tokens`` may be a list that grows as an answer
+        does; the sequence follows it to its end.
         """
         sequence = SequencePages(self.pages, self._new_states(), adapter)
         try:
             self._adopt(sequence, tokens[:-1])
+            sequence.text = tokens
             if self._disk is not None:
                 self._restore(self._disk, sequence, tokens[:-1])
             return sequence
@@ -101,7 +103,7 @@ class KVMemory:
             if not self._states.free:
                 self._checkpoints.evict()
             sequence.states.reserve()
-        self._windows.forget(sequence)
+        self._forget(sequence)
         if tokens > sequence.capacity:
             self._prefix.evict(self.pages.pages_for(tokens) - len(sequence.table) - self.pages.free)
             held = len(sequence.table)
@@ -118,13 +120,23 @@ class KVMemory:
                 self._checkpoints.insert(keys[length // self.pages.page_tokens - 1], slot)
             sequence.states.drop_checkpoints()
         if self._disk is not None:
-            pages = self._disk.missing(held, identity)
-            if self._windows.window:  # a beginning is of use on disk where it is whole
-                whole = self._windows.whole(sequence.table)
-                pages = [page for page in pages if page.number * PAGE_TOKENS < whole * self.pages.page_tokens]
-            if pages:
-                numbers = sequence.host_pages(np.array([page.number for page in pages]))
-                self._disk.write(pages, self._kv.read_pages(numbers))
+            self._store(self._disk, sequence, held)
+
+    def _forget(self, sequence: SequencePages) -> None:
+        """Give back what no window of ``sequence`` reaches any more; the disk gets it before, as far as its text is known."""
+        due = self._windows.due(sequence)
+        if self._disk is not None and due and due.start * self.pages.page_tokens < len(sequence.text):
+            self._store(self._disk, sequence, sequence.text[: due.stop * self.pages.page_tokens])
+        self._windows.forget(sequence, due)
+
+    def _store(self, disk: PrefixStore, sequence: SequencePages, tokens: Sequence[int]) -> None:
+        """Write the full pages of ``tokens``, with which ``sequence`` begins, up to one that is neither stored nor whole."""
+        missing = disk.missing(tokens, self._identities[sequence.adapter])
+        places = sequence.host_pages(np.array([page.number for page in missing], np.int64))
+        each = self.pages.page_tokens // PAGE_TOKENS
+        count = next((at for at, host in enumerate(places) if not self._windows.is_whole(host // each)), len(missing))
+        if count:
+            disk.write(missing[:count], self._kv.read_pages(places[:count]))
 
     def has_room(self, tokens: int) -> bool:
         """Whether a new sequence of ``tokens`` tokens would fit now, next to those that run."""

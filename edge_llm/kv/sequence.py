@@ -67,6 +67,8 @@ class SequencePages:
         self.length = 0
         self.forgotten = 0
         """Pages from the first on of which layers with a window may have nothing any more."""
+        self.text: Sequence[int] = ()
+        """What it was opened for: it holds the first of these tokens, and guesses for the next behind them at most."""
         self.least = 0
         """The shortest length above 0 that it can be cut to, by `forgotten`."""
 

@@ -22,19 +22,19 @@ LEAST_SLOTS = 4
 
 
 STATE_BYTES = 512 << 20
-"""Memory of all states, unless fewer are of use; `_FEWEST` are there in any case."""
-_FEWEST = 9
+"""Memory of all states at most where nobody says how much; `FEWEST` are there in any case."""
+FEWEST = 9
 """Of two answers, and some checkpoints."""
 _FOR_ANSWER = 3
 """Before a step, behind it, and a checkpoint."""
 
 
-def slots_for(state_bytes: int, parallel: int) -> int:
+def slots_for(state_bytes: int, parallel: int, most: int = STATE_BYTES) -> int:
     """States that are held of a model that keeps ``state_bytes`` of a sequence, for ``parallel`` answers at a time.
 
-    Where `STATE_BYTES` hold fewer, fewer answers run at a time.
+    Where ``most`` bytes hold fewer, fewer answers run at a time.
     """
-    return max(_FEWEST, min(1 + _FOR_ANSWER * parallel, STATE_BYTES // state_bytes)) if state_bytes else 0
+    return max(FEWEST, min(1 + _FOR_ANSWER * parallel, most // state_bytes)) if state_bytes else 0
 
 
 class StateSlots:

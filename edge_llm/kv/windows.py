@@ -31,21 +31,23 @@ class Windows:
         self._pages = pages
         self._parts = np.zeros(pages.pages if kv.window else 0, bool)  # those that are not whole
 
-    def forget(self, sequence: SequencePages) -> None:
-        """Give back what ``sequence`` will not read again, wherever it is cut behind its next step."""
-        if not self.window:
+    def due(self, sequence: SequencePages) -> range:
+        """The places of pages that ``sequence`` will not read again, wherever it is cut behind its next step."""
+        last = max(0, sequence.length - self.window + 1 - SPARE_TOKENS) // self._pages.page_tokens if self.window else 0
+        return range(sequence.forgotten, last if last - sequence.forgotten >= _AT_ONCE else sequence.forgotten)
+
+    def forget(self, sequence: SequencePages, due: range) -> None:
+        """Give back the pages of ``sequence`` at the places that are ``due``."""
+        if not due:
             return
-        last = max(0, sequence.length - self.window + 1 - SPARE_TOKENS) // self._pages.page_tokens
-        if last - sequence.forgotten < _AT_ONCE:
-            return
-        run = sequence.table[sequence.forgotten : last]
+        run = sequence.table[due.start : due.stop]
         if alone := [page for page in run.tolist() if self._pages.holders(page) == 1]:
             self._parts[alone] = True
             first = max(0, min(alone) - _AROUND)
             parts = first + np.flatnonzero(self._parts[first : max(alone) + _AROUND])
             each = self._pages.page_tokens // PAGE_TOKENS
             self._kv.give_back((parts[:, None] * each + np.arange(each)).ravel())
-        self._set_forgotten(sequence, last)
+        self._set_forgotten(sequence, due.stop)
 
     def renew(self, pages: np.ndarray) -> None:
         """``pages`` were taken anew, and will be written in all layers."""
@@ -71,10 +73,9 @@ class Windows:
                 best = count
         return best
 
-    def whole(self, table: np.ndarray) -> int:
-        """Pages of ``table`` before the first that is not whole."""
-        parts = np.flatnonzero(self._parts[table]) if self.window else np.empty(0, np.int64)
-        return int(parts[0]) if len(parts) else len(table)
+    def is_whole(self, page: int) -> bool:
+        """Whether ``page`` is there in all layers."""
+        return not (self.window and self._parts[page])
 
     def better(self, page: int, known: int) -> bool:
         """Whether ``page`` is whole and ``known``, which holds the same tokens, is not."""

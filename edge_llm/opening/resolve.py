@@ -19,12 +19,11 @@ from edge_llm.errors import DeviceError, EdgeLLMError, OutOfMemory, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.sizes import float_sizes, sizes
-from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
-from edge_llm.kv.states import slots_for
 from edge_llm.models.layer import Decoder
 from edge_llm.opening.adapter_plan import OpenAdapters
 from edge_llm.opening.budgets import Budgets, read_budgets
 from edge_llm.opening.defaults import fill_defaults
+from edge_llm.opening.kv_plan import KvCost, kv_room
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
 from edge_llm.opening.plan import CardShare, Plan, WeightsPlan, may_move, moved, refused
@@ -129,11 +128,11 @@ def _resolved(
 ) -> Plan:
     """The plan of the filled-in ``options``, with that of the host where they have another device.
 
-    --kv-memory has room for the keys and values of ``draft``, too.
+    --kv-memory has room for the keys, values and states of ``draft``, too.
     """
     stored = WeightSizes.of_bundle(bundle)
     budgets = read_budgets(options, machine.memory, stored.total)
-    beside = 0 if draft is None else page_bytes(draft.decoder.attentions)
+    beside = KvCost.of(None if draft is None else draft.decoder)
     if adapters is not None:
         _check_room(adapters, options, budgets.weights)
         try:
@@ -159,18 +158,15 @@ def _resolved(
 
 
 def _int8_plan(
-    options: RuntimeConfig, machine: Machine, bundle: Bundle, stored: WeightSizes, budgets: Budgets, draft_page: int
+    options: RuntimeConfig, machine: Machine, bundle: Bundle, stored: WeightSizes, budgets: Budgets, draft: KvCost
 ) -> Plan:
-    """Of a model beside whose keys and values those of a draft model take ``draft_page`` bytes for each page."""
+    """Of a model beside whose keys, values and states those of a draft model take as much as ``draft`` says."""
     decoder, device = bundle.decoder, _found(options, budgets, bundle.decoder)
     assert options.context is not None and options.chunk is not None
-    tokens = options.kv_tokens or (options.chunk * options.window if decoder.is_encoder else options.context)
-    if budgets.pages is not None:
-        _check_pages(budgets.pages, options, decoder, draft_page)
-        tokens = max(options.context, _tokens_within(budgets.pages, decoder, device, draft_page))
+    tokens, states = kv_room(options, budgets.pages, decoder, device, draft)
     activations = choose_activations(options.activations, bundle, device)
-    runtime = replace(options, kv_tokens=tokens, activations=activations)
-    states = slots_for(decoder.state_bytes, options.parallel)
+    runtime = replace(options, kv_tokens=tokens, kv_states=states, activations=activations)
+    states = states if decoder.state_bytes else 0
     room = Room(tokens, options.context, chunk_lengths(options.chunk, options.context), options.window, states)
     work = activation_bytes(decoder, device.placement, options.chunk, options.window)
     weights = _weights(stored, budgets.weights, bundle, device, room, work, own_layers(options.draft) or 0)
@@ -198,15 +194,6 @@ def _texts_bytes(bundle: Bundle) -> int:
     return 0 if file is None else TOKENIZER_GROWTH * int(file["bytes"])
 
 
-def _check_pages(most: int, options: RuntimeConfig, decoder: Decoder, draft_page: int) -> None:
-    """Raise `UsageError` where ``most`` bytes hold no page of keys and values."""
-    if most < (page := page_bytes(decoder.attentions) + draft_page):
-        raise UsageError(
-            f"--kv-memory `{options.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
-            param="kv_memory",
-        )
-
-
 def _found(options: RuntimeConfig, budgets: Budgets, decoder: Decoder) -> Device:
     """The device that the filled-in ``options`` name, for the model ``decoder``.
 
@@ -232,18 +219,6 @@ def refuse_blocks(options: RuntimeConfig) -> None:
             f"the device `{shown(options.device)}` multiplies INT8, and this model is kept in the blocks of a GGUF file; "
             "import the file with --weights int8 for it, or use --device host"
         )
-
-
-def _tokens_within(most: int, decoder: Decoder, device: Device, draft_page: int) -> int:
-    """Tokens of as many whole pages as ``most`` bytes hold on ``device``, with ``draft_page`` bytes beside each."""
-    pages, beyond = 0, most // device.page_bytes(decoder) + 1
-    while beyond - pages > 1:
-        middle = (pages + beyond) // 2
-        if device.kv_bytes(decoder, PAGE_TOKENS * middle) + draft_page * middle <= most:
-            pages = middle
-        else:
-            beyond = middle
-    return PAGE_TOKENS * pages
 
 
 def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:
@@ -323,7 +298,7 @@ def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Pla
 
 
 def _draft_plan(options: RuntimeConfig, machine: Machine, target: Plan, draft: Bundle) -> Plan:
-    """The plan of the model that guesses ahead for that of ``target`` on the host; it holds as many tokens.
+    """The plan of the model that guesses ahead for that of ``target`` on the host; it holds as many tokens and states.
 
     Raises `UsageError` for one that writes nothing, or whose tokens are not the target's.
     """
@@ -333,8 +308,8 @@ def _draft_plan(options: RuntimeConfig, machine: Machine, target: Plan, draft: B
     context = min(draft.config.context, target.context)
     tokens = options.kv_tokens if options.kv_memory is None else target.kv_tokens
     alone = replace(
-        options, memory=None, kv_memory=None, kv_tokens=tokens, context=context, draft="none", activations=AUTO,
-        trace_experts=None,
+        options, memory=None, kv_memory=None, kv_tokens=tokens, kv_states=target.runtime.kv_states, context=context,
+        draft="none", activations=AUTO, trace_experts=None,
     )  # fmt: skip
     return _resolved(_host_options(alone, "a draft model runs there"), machine, draft)
 

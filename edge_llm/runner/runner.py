@@ -70,7 +70,7 @@ class Int8Runner:
         self._lengths = chunk_lengths(runtime.chunk or DEFAULT_CHUNK, self.context)
         self._window = runtime.window
         decoder = decoder or describe(config)
-        states = slots_for(decoder.state_bytes, runtime.parallel)
+        states = slots_for(decoder.state_bytes, runtime.parallel) if runtime.kv_states is None else runtime.kv_states
         room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window, states)
         self._whole = decoder.is_encoder
         self.model = device.open(decoder, weights, tables, room, watch)

@@ -10,7 +10,7 @@ from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.formats.gguf import GgufModel
 from edge_llm.models import describe
 from edge_llm.models.layer import DescribedConfig
-from edge_llm.models.reading import FIRST, LAST, MEAN, Dense, Reading
+from edge_llm.models.reading import FIRST, LAST, MEAN, SIGMOID, TANH, Dense, Reading, dense
 from edge_llm.operations.base import Gain
 
 ENCODERS = frozenset(("bert", "nomic-bert", "gemma-embedding"))
@@ -18,6 +18,7 @@ ENCODERS = frozenset(("bert", "nomic-bert", "gemma-embedding"))
 _POOLINGS = {1: MEAN, 2: FIRST, 3: LAST}
 _SCORES = 4
 """llama.cpp's number of a model that scores pairs of texts."""
+_SCORING = ("cls", "cls.output")
 _DENSE = ("dense_2", "dense_3")
 
 
@@ -69,20 +70,34 @@ def _rows(model: GgufModel, name: str) -> int:
 def with_pooling(config: ModelConfig, model: GgufModel) -> ModelConfig:
     """``config`` with the pooling of the file; the same where that names none, or scores by words as any decoder does.
 
-    Raises `UnsupportedModel` for an encoder that scores pairs of texts.
+    Raises `UnsupportedModel` for an encoder that scores pairs of texts and whose file lacks a step to the score.
     """
     kind = model.integer(f"{model.text('general.architecture')}.pooling_type", 0, 1 << 20, 0)
     decoder = describe(config)
-    if kind == _SCORES and decoder.is_encoder:
-        raise UnsupportedModel(f"{model.where} is a reranker, which does not run from GGUF here; import its repository")
-    pooling = _POOLINGS.get(kind, MEAN if decoder.is_encoder else "")
+    scores = kind == _SCORES and decoder.is_encoder
+    pooling = FIRST if scores else _POOLINGS.get(kind, MEAN if decoder.is_encoder else "")
     if not pooling:
         return config
     try:
-        described = replace(decoder, reading=Reading(pooling, head=_head(model)))
+        reading = Reading(pooling, head=_scoring(model), score=SIGMOID) if scores else Reading(pooling, head=_head(model))
     except ValueError as error:
         raise InvalidModel(f"{model.where}: {error}") from None
-    return DescribedConfig.of(described, config.family, config.context)
+    return DescribedConfig.of(replace(decoder, reading=reading), config.family, config.context)
+
+
+def _scoring(model: GgufModel) -> tuple[Dense, ...]:
+    """The steps from the first token's states to a score.  Files of plain BERT have the last one alone, and score wrongly."""
+    if not all(model.has_tensor(f"{name}.weight") for name in _SCORING):
+        raise UnsupportedModel(
+            f"{model.where} is a reranker without `{'.weight` and `'.join(_SCORING)}.weight`, which its score goes through; "
+            "import its repository"
+        )
+    shapes = {name: (_rows(model, f"{name}.weight"), int(model.tensor(f"{name}.weight").shape[1])) for name in _SCORING}
+    steps = zip(_SCORING, ("classifier", "score"), (TANH, ""), strict=True)
+    return tuple(
+        dense(named, name, shapes[name][1], shapes[name][0], bias=model.has_tensor(f"{name}.bias"), activation=activation)
+        for name, named, activation in steps
+    )
 
 
 def _head(model: GgufModel) -> tuple[Dense, ...]:

@@ -340,9 +340,10 @@ def _framed(model: GgufModel, words: _Words, kind: str) -> dict[str, Any] | None
     one, other = ({"Sequence": {"id": name, "type_id": of if is_bert else 0}} for of, name in enumerate("AB"))
     head, tail = ([special(first, 0)] if begins else []), ([special(last, 0)] if ends else [])
     behind = [special(last, 1 if is_bert else 0)] if ends else []
+    doubled = tail if not is_bert and model.text("general.architecture", "") == "bert" else []  # RoBERTa's pairs
     named = {words.texts[at]: {"id": words.texts[at], "ids": [at], "tokens": [words.texts[at]]} for at in (first, last)}
     return {
-        "type": "TemplateProcessing", "single": [*head, one, *tail], "pair": [*head, one, *tail, other, *behind],
+        "type": "TemplateProcessing", "single": [*head, one, *tail], "pair": [*head, one, *tail, *doubled, other, *behind],
         "special_tokens": named,
     }  # fmt: skip
 

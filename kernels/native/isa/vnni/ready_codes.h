@@ -1,4 +1,0 @@
-// Panels of codes, made ready for many rows.
-#pragma once
-
-#include "isa/portable/ready_codes.h"

@@ -1,0 +1,2 @@
+#define EDGE_VARIANT avx2
+#include "variant.h"

@@ -1,0 +1,2 @@
+#define EDGE_VARIANT avx512vnni
+#include "variant.h"

@@ -1,0 +1,2 @@
+#define EDGE_VARIANT avxvnni
+#include "variant.h"

@@ -1,0 +1,2 @@
+#define EDGE_VARIANT neondot
+#include "variant.h"

@@ -1,0 +1,2 @@
+#define EDGE_VARIANT neoni8mm
+#include "variant.h"

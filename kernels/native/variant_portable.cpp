@@ -1,0 +1,2 @@
+#define EDGE_VARIANT portable
+#include "variant.h"
