@@ -143,7 +143,7 @@ def test_no_file_is_mapped():
 
 def test_native_code_gives_the_gil_back_in_one_way():
     """A thread that comes back from nanobind's own release after the interpreter has ended aborts the process."""
-    texts = {path.name: path.read_text() for path in (ROOT / "kernels" / "native").iterdir()}
+    texts = {path.name: path.read_text() for path in (ROOT / "kernels" / "native").rglob("*.*")}
     assert [name for name, text in texts.items() if "gil_scoped_release" in text or "PyEval_SaveThread" in text] == ["gil.h"]
 
 

@@ -90,9 +90,9 @@ def test_x86_without_avx2_is_told_so(tmp_path):
 
 
 def test_features_are_those_that_the_kernels_ask_for():
-    """isa.cpp asks for bits by number; their names are in its comments, and Linux calls them so in small letters."""
-    code = (ROOT / "kernels/native/isa.cpp").read_text()
-    body = re.search(r"bool has_neondot\(\) \{(.*?)\n\}", code, re.DOTALL)[1]
+    """The kernels ask for bits by number; their names are in comments, and Linux calls them so in small letters."""
+    code = (ROOT / "kernels/native/isa/neondot/cpu.h").read_text()
+    body = re.search(r"bool has_it\(\) \{(.*?)\n\}", code, re.DOTALL)[1]
     assert re.findall(r"/\* (\w+) \*/", body) == [name.upper() for name in DOT_PRODUCT]
 
 

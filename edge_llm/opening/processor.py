@@ -17,7 +17,7 @@ from edge_llm.ascend.npu.pci import small_text
 
 ARM = "aarch64"
 DOT_PRODUCT = ("asimd", "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp")
-"""What the ARM kernels with dot products use, as Linux calls it; the list of `has_neondot` in kernels/native/isa.cpp."""
+"""What the ARM kernels with dot products use, as Linux calls it; the list in kernels/native/isa/neondot/cpu.h."""
 _CORES = {
     "0x41": {
         "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72",

@@ -10,6 +10,9 @@
 // 256 tokens of a sequence; a window hides the first tokens of a row's first segment, and whole segments before it.
 #pragma once
 
+#include <pairs.h>
+#include <sizes.h>
+
 #include "pointwise.h"
 #include "pool.h"
 #include "table_attention.h"
@@ -18,19 +21,6 @@
 
 namespace edge {
 namespace EDGE_VARIANT {
-
-// Queries x vectors of sixteen sums per register block; vectors whose exponentials are computed together.
-#if defined(__AVX512F__)
-constexpr int kBlockQueries = 12, kBlockVectors = 2, kExpVectors = 4;
-#elif defined(__AVXVNNI__)
-constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
-#elif defined(__AVX2__)
-constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
-#elif defined(EDGE_NEON)
-constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
-#else
-constexpr int kBlockQueries = 1, kBlockVectors = 1, kExpVectors = 1;
-#endif
 
 constexpr int64_t kSegmentPages = kSegment / kPage;
 constexpr int64_t kScoreStride = kSegment + 16;   // a power of two would put the same token's scores into few cache sets
@@ -155,97 +145,7 @@ static bool rope_append_rows(const RopeAppendArgs& a, int64_t begin, int64_t end
 // ---- int16 x int8 products ---------------------------------------------------------------------------------
 
 // Pairs: 16 x 2 int8 widened to int16; PairFactor: two int16 for all sixteen; sums[i] += x[i][0]*f[0] + x[i][1]*f[1].
-// x86 in assembly: GCC loads all factors of a block ahead, or copies the sums around each product, and then spills.
-#if defined(__AVX512F__)
-struct Pairs { __m512i v; };
-struct PairFactor { __m512i v; };
-EDGE_INLINE Pairs load_pairs(const int8_t* p) {
-  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
-EDGE_INLINE Pairs load_half_pairs(const int8_t* p) {  // the upper eight are zero
-  return {_mm512_zextsi256_si512(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
-EDGE_INLINE PairFactor load_factor(const int16_t* p) {
-  PairFactor f;
-  asm("vpbroadcastd %[p], %[f]" : [f] "=v"(f.v) : [p] "m"(*reinterpret_cast<const int16_t(*)[2]>(p)));
-  return f;
-}
-EDGE_INLINE i32x16 zero_sums() { return {_mm512_setzero_si512()}; }
-EDGE_INLINE void multiply_add(i32x16& sums, const Pairs& x, const PairFactor& f) {
-  asm("vpdpwssd %[x], %[f], %[sums]" : [sums] "+v"(sums.v) : [f] "v"(f.v), [x] "v"(x.v));
-}
-#elif defined(__AVX2__)
-struct Pairs { __m256i lo, hi; };
-struct PairFactor { __m256i v; };
-EDGE_INLINE __m256i widen_pairs(const int8_t* p) {
-  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-EDGE_INLINE Pairs load_pairs(const int8_t* p) { return {widen_pairs(p), widen_pairs(p + 16)}; }
-EDGE_INLINE Pairs load_half_pairs(const int8_t* p) { return {widen_pairs(p), _mm256_setzero_si256()}; }
-EDGE_INLINE PairFactor load_factor(const int16_t* p) {
-  PairFactor f;
-  asm("vpbroadcastd %[p], %[f]" : [f] "=x"(f.v) : [p] "m"(*reinterpret_cast<const int16_t(*)[2]>(p)));
-  return f;
-}
-EDGE_INLINE i32x16 zero_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-#if defined(__AVXVNNI__)
-EDGE_INLINE void multiply_add(__m256i& sums, __m256i x, __m256i f) {
-  asm("%{vex%} vpdpwssd %[x], %[f], %[sums]" : [sums] "+x"(sums) : [f] "x"(f), [x] "x"(x));
-}
-#else
-EDGE_INLINE void multiply_add(__m256i& sums, __m256i x, __m256i f) {
-  __m256i t;
-  asm("vpmaddwd %[x], %[f], %[t]\n\t"
-      "vpaddd %[t], %[sums], %[sums]"
-      : [sums] "+x"(sums), [t] "=&x"(t) : [f] "x"(f), [x] "x"(x));
-}
-#endif
-EDGE_INLINE void multiply_add(i32x16& sums, const Pairs& x, const PairFactor& f) {
-  multiply_add(sums.lo, x.lo, f.v);
-  multiply_add(sums.hi, x.hi, f.v);
-}
-#elif defined(EDGE_NEON)
-struct Pairs { int16x8_t first[2], second[2]; };
-struct PairFactor { int16x4_t v; };
-EDGE_INLINE Pairs split_pairs(int8x16_t low, int8x16_t high) {
-  const int8x16_t first = vuzp1q_s8(low, high), second = vuzp2q_s8(low, high);
-  return {{vmovl_s8(vget_low_s8(first)), vmovl_high_s8(first)}, {vmovl_s8(vget_low_s8(second)), vmovl_high_s8(second)}};
-}
-EDGE_INLINE Pairs load_pairs(const int8_t* p) { return split_pairs(vld1q_s8(p), vld1q_s8(p + 16)); }
-EDGE_INLINE Pairs load_half_pairs(const int8_t* p) { return split_pairs(vld1q_s8(p), vdupq_n_s8(0)); }
-EDGE_INLINE PairFactor load_factor(const int16_t* p) {
-  int32_t two;
-  memcpy(&two, p, sizeof(two));
-  return {vreinterpret_s16_s32(vdup_n_s32(two))};
-}
-EDGE_INLINE i32x16 zero_sums() { return broadcast_i32(0); }
-EDGE_INLINE void multiply_add(i32x16& sums, const Pairs& x, const PairFactor& f) {
-  unrolled<2>([&](auto i) EDGE_INLINE_LAMBDA {
-    int32x4_t &low = sums.v[2 * i], &high = sums.v[2 * i + 1];
-    low = vmlal_lane_s16(low, vget_low_s16(x.first[i]), f.v, 0);
-    high = vmlal_high_lane_s16(high, x.first[i], f.v, 0);
-    low = vmlal_lane_s16(low, vget_low_s16(x.second[i]), f.v, 1);
-    high = vmlal_high_lane_s16(high, x.second[i], f.v, 1);
-  });
-}
-#else
-struct Pairs { int16_t first[kLanes], second[kLanes]; };
-struct PairFactor { int16_t first, second; };
-EDGE_INLINE Pairs load_pairs(const int8_t* p, int lanes = kLanes) {
-  Pairs out = {};
-  for (int i = 0; i < lanes; ++i) {
-    out.first[i] = p[2 * i];
-    out.second[i] = p[2 * i + 1];
-  }
-  return out;
-}
-EDGE_INLINE Pairs load_half_pairs(const int8_t* p) { return load_pairs(p, kLanes / 2); }
-EDGE_INLINE PairFactor load_factor(const int16_t* p) { return {p[0], p[1]}; }
-EDGE_INLINE i32x16 zero_sums() { return broadcast_i32(0); }
-EDGE_INLINE void multiply_add(i32x16& sums, const Pairs& x, const PairFactor& f) {
-  for (int i = 0; i < kLanes; ++i) sums.v[i] += x.first[i] * f.first + x.second[i] * f.second;
-}
-#endif
+// x86 in assembly: GCC loads all factors of a block ahead, or copies the sums around each product, and then spills. See <pairs.h>.
 
 template <int R, int V>
 struct BlockSums { i32x16 v[R][V]; };

@@ -125,7 +125,7 @@ bool AppendCall::run(int64_t count, const int32_t* row_position, const int64_t* 
   these.rope.positions = row_position;
   these.k.slots = these.v.slots = slots;
   std::atomic<bool> finite{true};
-  const auto kernel = kernels().attention.rope_append;
+  const auto kernel = kernels().attention->rope_append;
   int64_t grain = std::max<int64_t>(1, kAppendValuesPerBlock / std::max<int64_t>(1, width));
   if (count >= kPage * pool.threads()) grain = (grain + kPage - 1) / kPage * kPage;  // no two threads write to one page
   pool.for_blocks(count, grain, [&](int64_t begin, int64_t end, int) {
@@ -226,14 +226,14 @@ std::vector<PlannedTile> plan_tiles(const AttentionArgs& a, int64_t rows) {
 size_t scratch_bytes(const AttentionArgs& a, const std::vector<PlannedTile>& tiles) {
   int64_t rows = 0;
   for (const PlannedTile& planned : tiles) rows = std::max(rows, planned.tile.rows);
-  return static_cast<size_t>(kernels().attention.scratch_floats(rows * (a.q_heads / a.kv_heads), a.head_dim)) * 4;
+  return static_cast<size_t>(kernels().attention->scratch_floats(rows * (a.q_heads / a.kv_heads), a.head_dim)) * 4;
 }
 
 // The unit that probably follows `i` on the same worker, which is at work on a block that ends at `end`: all take turns.
 int64_t probable_next(int64_t i, int64_t end, int workers) { return i + 1 < end ? i + 1 : i + workers; }
 
 void run_tiles(const AttentionArgs& a, const std::vector<PlannedTile>& tiles, ThreadPool& pool, int workers) {
-  const AttentionKernels& kernel = kernels().attention;
+  const AttentionKernels& kernel = *kernels().attention;
   const size_t bytes = scratch_bytes(a, tiles);
   const auto tile_of = [&](int64_t i) {
     return i < static_cast<int64_t>(tiles.size()) ? &tiles[static_cast<size_t>(i)].tile : nullptr;
@@ -268,7 +268,7 @@ void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, Threa
   std::vector<std::atomic<int32_t>> finished(tiles.size());
   float* parts = static_cast<float*>(pool.shared_scratch(0, static_cast<size_t>(floats) * 4));
   const size_t bytes = scratch_bytes(a, tiles);
-  const AttentionKernels& kernel = kernels().attention;
+  const AttentionKernels& kernel = *kernels().attention;
   const auto segment_of = [&](int64_t i) {
     if (i >= static_cast<int64_t>(units.size())) return NextSegment{};
     const Unit unit = units[static_cast<size_t>(i)];

@@ -54,7 +54,7 @@ nb::object lay_out_blocks(nb::handle raw_arg, int64_t kind, int64_t n, int64_t k
 }
 
 void run_rows(const BlockPanels& weight, int64_t count, const int64_t* rows, float* out, ThreadPool& pool) {
-  const auto kernel = kernels().blocks.rows;
+  const auto kernel = kernels().blocks->rows;
   pool.for_blocks(count, 4, [&](int64_t begin, int64_t end, int) { kernel(weight, rows, out, begin, end); });
 }
 
@@ -118,7 +118,7 @@ bool BlockCall::run(int64_t count, ThreadPool& pool) const {
   BlockLinearArgs these = args;
   these.parts = parts.data();
   these.rows = count;
-  return kernels().blocks.linear(these, pool);
+  return kernels().blocks->linear(these, pool);
 }
 
 BlockRowsCall::BlockRowsCall(nb::handle panels, int64_t kind, int64_t channels, int64_t columns, float factor)

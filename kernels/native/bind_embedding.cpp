@@ -57,7 +57,7 @@ nb::object EmbeddingCall::write_to(nb::handle out_arg, int64_t rows) {
 }
 
 void EmbeddingCall::run(int64_t count, const int64_t* tokens, ThreadPool& pool) const {
-  const auto kernel = kernels().embedding.rows;
+  const auto kernel = kernels().embedding->rows;
   const int64_t grain = std::max<int64_t>(1, kValuesPerBlock / std::max<int64_t>(1, args.columns));
   pool.for_blocks(count, grain, [&](int64_t begin, int64_t end, int) { kernel(args, tokens, out, begin, end); });
 }

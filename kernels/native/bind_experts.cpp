@@ -120,7 +120,7 @@ nb::object experts(nb::handle x_arg, nb::handle chosen_arg, nb::handle shares_ar
   bool finite;
   {
     const KernelCall held(pool);
-    finite = kernels().experts.experts(args, pool);
+    finite = kernels().experts->experts(args, pool);
   }
   if (!finite) refuse(kNotFinite);
   return out;

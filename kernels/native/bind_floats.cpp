@@ -21,7 +21,7 @@ nb::object float_product(nb::handle x_arg, nb::handle weight_arg, ThreadPool& po
   nb::object out = new_array<float, 2>({rows, channels});
   const FloatProduct args = {x.data, rows, weight.data, columns, channels, columns, data_of<float, 2>(out)};
   const KernelCall call(pool);
-  const auto kernel = kernels().floats.product;
+  const auto kernel = kernels().floats->product;
   // Few blocks for each thread: all rows pass by once for each.
   const int64_t shares = channels / (kChannelsPerBlock * kBlocksPerThread * pool.threads());
   const int64_t blocks = std::max({int64_t{1}, shares, kFmasPerBlock / std::max<int64_t>(1, kChannelsPerBlock * rows * columns)});
@@ -34,7 +34,7 @@ nb::object float_exp(nb::handle x_arg, ThreadPool& pool) {
   nb::object out = new_array<float, 1>({x.shape[0]});
   float* values = data_of<float, 1>(out);
   const KernelCall call(pool);
-  const auto kernel = kernels().floats.exp;
+  const auto kernel = kernels().floats->exp;
   pool.for_blocks(x.shape[0], kValuesPerBlock, [&](int64_t begin, int64_t end, int) { kernel(x.data, values, begin, end); });
   return out;
 }
@@ -48,7 +48,7 @@ nb::object rounding_errors(nb::handle x_arg, float inverse, ThreadPool& pool) {
                                data_of<int64_t, 1>(over)};
   {
     const KernelCall call(pool);
-    const auto kernel = kernels().floats.rounding_errors;
+    const auto kernel = kernels().floats->rounding_errors;
     const int64_t block = std::max<int64_t>(1, kValuesPerBlock / std::max<int64_t>(1, tokens));
     pool.for_blocks(channels, block, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
   }
@@ -63,7 +63,7 @@ nb::object channel_powers(nb::handle x_arg, int pairs, ThreadPool& pool) {
   const ChannelPowers args = {x.data, tokens, channels, pairs, data_of<float, 1>(largest), data_of<double, 1>(sums)};
   {
     const KernelCall call(pool);
-    kernels().floats.channel_powers(args);
+    kernels().floats->channel_powers(args);
   }
   return nb::make_tuple(largest, sums);
 }
@@ -73,7 +73,7 @@ nb::object column_squares(nb::handle x_arg, float unit, ThreadPool& pool) {
   nb::object sums = new_array<double, 1>({x.shape[1]});
   const ColumnSquares args = {x.data, x.shape[0], x.shape[1], x.stride[0], unit, data_of<double, 1>(sums)};
   const KernelCall call(pool);
-  kernels().floats.column_squares(args);
+  kernels().floats->column_squares(args);
   return sums;
 }
 
@@ -96,7 +96,7 @@ nb::object quantize_rows(nb::handle weight_arg, nb::handle hot_arg, ThreadPool& 
                              data_of<int32_t, 1>(row_sum), tiled};
   {
     const KernelCall call(pool);
-    const auto kernel = kernels().floats.quantize_rows;
+    const auto kernel = kernels().floats->quantize_rows;
     pool.for_blocks(panels, std::max<int64_t>(1, kValuesPerBlock / std::max<int64_t>(1, columns * kTileChannels)),
                     [&](int64_t begin, int64_t end, int) {
                       memset(tiled + begin * blocks * kTileBytes, 0, static_cast<size_t>((end - begin) * blocks * kTileBytes));
@@ -113,7 +113,7 @@ nb::object row_levels(nb::handle x_arg, int64_t index, ThreadPool& pool) {
   nb::object levels = new_array<float, 1>({rows});
   const RowLevels args = {x.data, channels, index, data_of<float, 1>(levels)};
   const KernelCall call(pool);
-  const auto kernel = kernels().floats.row_levels;
+  const auto kernel = kernels().floats->row_levels;
   pool.for_blocks(rows, std::max<int64_t>(1, kValuesPerBlock / channels),
                   [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
   return levels;
@@ -134,7 +134,7 @@ nb::object float_attention(nb::handle queries_arg, nb::handle keys_arg, nb::hand
                                data_of<float, 3>(out)};
   std::vector<float> scratch(static_cast<size_t>(args.scratch() * pool.threads()));
   const KernelCall call(pool);
-  const auto kernel = kernels().floats.attention;
+  const auto kernel = kernels().floats->attention;
   pool.for_blocks(heads, 1, [&](int64_t begin, int64_t end, int worker) {
     kernel(args, scratch.data() + worker * args.scratch(), begin, end);
   });
@@ -146,7 +146,7 @@ float widen(nb::handle x_arg, nb::handle out_arg, bool bfloat16) {
   const auto out = write<float, 1>(out_arg, "out");
   expect_shape(out, "out", {x.shape[0]});
   const ReleasedGil released;
-  return (bfloat16 ? kernels().floats.widen_bf16 : kernels().floats.widen_f16)(x.data, out.data, x.shape[0]);
+  return (bfloat16 ? kernels().floats->widen_bf16 : kernels().floats->widen_f16)(x.data, out.data, x.shape[0]);
 }
 
 }  // namespace

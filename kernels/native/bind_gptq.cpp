@@ -38,7 +38,7 @@ nb::object energy_panels(nb::handle energy_arg, nb::handle order_arg, ThreadPool
   nb::object panels = new_array<float, 3>({(columns + kFitWidth - 1) / kFitWidth, columns, kFitWidth});
   const GatherPanels args = {energy.data, order.data, {data_of<float, 3>(panels), columns}};
   const KernelCall call(pool);
-  const auto kernel = kernels().fit.gather;
+  const auto kernel = kernels().fit->gather;
   pool.for_blocks(columns, kRowsPerBlock, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
   return panels;
 }
@@ -48,7 +48,7 @@ bool factor_energy(nb::handle panels_arg, ThreadPool& pool) {
   const FitPanels args = {panels.data, panels.shape[1]};
   expect_shape(panels, "panels", {args.count(), args.columns, kFitWidth});
   const KernelCall call(pool);
-  const FitKernels& fit = kernels().fit;
+  const FitKernels& fit = *kernels().fit;
   for (int64_t block = args.count() - 1; block >= 0; --block) {
     if (!fit.factor_diagonal(args, block)) return false;
     pool.for_blocks(block, 1, [&](int64_t begin, int64_t end, int) { fit.factor_panels(args, block, begin, end); });
@@ -82,7 +82,7 @@ void fit_strips(const FitWeight& args, ThreadPool& pool) {
   const bool descends = args.passes > 0;
   const size_t bytes = static_cast<size_t>(args.strip_floats() * (descends ? 2 : 1)) * sizeof(float);
   const KernelCall call(pool);
-  const auto kernel = descends ? kernels().fit.descend : kernels().fit.fit;
+  const auto kernel = descends ? kernels().fit->descend : kernels().fit->fit;
   pool.for_blocks((args.rows + kFitWidth - 1) / kFitWidth, 1, [&](int64_t begin, int64_t end, int worker) {
     kernel(args, static_cast<float*>(pool.scratch(worker, bytes)), begin, end);
   });

@@ -35,7 +35,7 @@ nb::object HalfCall::write_to(nb::handle out_arg) {
 bool HalfCall::run(int64_t count, ThreadPool& pool) const {
   HalfLinearArgs these = args;
   these.rows = count;
-  return kernels().half.linear(these, pool);
+  return kernels().half->linear(these, pool);
 }
 
 namespace {
@@ -55,7 +55,7 @@ nb::object half_linear(nb::handle x, nb::handle weight, ThreadPool& pool, nb::ha
 
 int64_t float_operations(int64_t repeats, ThreadPool& pool) {
   const KernelCall call(pool);
-  return kernels().half.float_operations(repeats, pool);
+  return kernels().half->float_operations(repeats, pool);
 }
 
 }  // namespace

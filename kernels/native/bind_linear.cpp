@@ -131,7 +131,7 @@ nb::tuple quantize(nb::handle x_arg, double input_scale, nb::handle hot_arg, Thr
   bool finite;
   {
     const KernelCall call(pool);
-    finite = kernels().linear.quantize(input, q_data, rows.data(), pool);
+    finite = kernels().linear->quantize(input, q_data, rows.data(), pool);
     for (int64_t i = 0; finite && i < m; ++i) {
       const ResidualRow& row = rows[static_cast<size_t>(i)];
       const auto* entries = static_cast<const ResidualEntry*>(pool.extend(row.worker, 0)) + row.offset;
@@ -153,7 +153,7 @@ nb::object quantized_product(const Array<const int8_t, 2>& q, const Int8Weight& 
   bool in_range;
   {
     const KernelCall call(pool);
-    in_range = kernels().linear.linear_int8(q.data, q.shape[0], weight, out_data, pool);
+    in_range = kernels().linear->linear_int8(q.data, q.shape[0], weight, out_data, pool);
   }
   if (!in_range) refuse("`q` holds `-128`; int8 activations are symmetric, in [-127, 127]");
   return out;
@@ -183,7 +183,7 @@ nb::object hot_product(nb::handle x_arg, nb::handle hot_arg, nb::handle hot_weig
   const int64_t rows = x.shape[0], channels = hot_weight.shape[1];
   nb::object out = output<float, 2>(out_arg, "out", {rows, channels});
   const KernelCall call(pool);
-  kernels().linear.hot_product(data_of<float, 2>(out), x.data, rows, x.shape[1], channels, hot.data, hot.shape[0],
+  kernels().linear->hot_product(data_of<float, 2>(out), x.data, rows, x.shape[1], channels, hot.data, hot.shape[0],
                                reinterpret_cast<const uint16_t*>(hot_weight.data), pool);
   return out;
 }
@@ -214,7 +214,7 @@ nb::object overflow_product(nb::handle row_start_arg, nb::handle column_arg, nb:
   float* const sums = data_of<float, 2>(out);
   if (out_arg.is_none()) std::fill(sums, sums + rows * n, 0.0f);
   const KernelCall call(pool);
-  kernels().linear.overflow_product(sums, rows, weight, residual, pool);
+  kernels().linear->overflow_product(sums, rows, weight, residual, pool);
   return out;
 }
 
@@ -242,7 +242,7 @@ void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, n
     args.row_start = row_start.data;
   }
   const KernelCall call(pool);
-  kernels().linear.merge(args, pool);
+  kernels().linear->merge(args, pool);
 }
 
 // The arrays of a linear beside its integers, whose order is that of `Int8Linear`'s arguments.
@@ -345,8 +345,8 @@ nb::object LinearCall::write_to(nb::handle out_arg) {
 bool LinearCall::run(int64_t count, ThreadPool& pool) const {
   QuantizeInput these = input;
   these.rows = count;
-  return gated() ? kernels().linear.linear_gated(these, parts[0], shadow_weight, gate, out, pool)
-                 : kernels().linear.linear(these, parts.data(), static_cast<int64_t>(parts.size()), shadow_weight, add, out, pool);
+  return gated() ? kernels().linear->linear_gated(these, parts[0], shadow_weight, gate, out, pool)
+                 : kernels().linear->linear(these, parts.data(), static_cast<int64_t>(parts.size()), shadow_weight, add, out, pool);
 }
 
 namespace {
@@ -366,13 +366,13 @@ nb::object linear(nb::handle x, const Int8Linear& linear, ThreadPool& pool, nb::
 
 int64_t int8_operations(int64_t repeats, ThreadPool& pool) {
   const KernelCall call(pool);
-  return kernels().linear.int8_operations(repeats, pool);
+  return kernels().linear->int8_operations(repeats, pool);
 }
 
 int32_t read_stream(nb::handle data_arg, ThreadPool& pool) {
   const auto data = read<int8_t, 1>(data_arg, "data");
   const KernelCall call(pool);
-  return kernels().linear.read_stream(data.data, data.shape[0], pool);
+  return kernels().linear->read_stream(data.data, data.shape[0], pool);
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ bool add_part(const LowRank::Part& part, int64_t rank, int64_t rows, const float
     for (int64_t r = 0; r < some; ++r) std::copy_n(t + (m + r) * rank + part.first_rank, part.ranks, x + r * part.ranks);
     HalfLinearArgs args = {x, some, part.ranks, part.channels, part.up, nullptr, nullptr, 0.0f, nullptr, y, {}};
     if (some == 1) args.add = args.out = to;  // a row of `out` is as the product is
-    if (!kernels().half.linear(args, pool)) return false;
+    if (!kernels().half->linear(args, pool)) return false;
     if (some == 1) continue;
     pool.for_blocks(some, std::max<int64_t>(1, kUpElements / std::max<int64_t>(1, part.channels)), [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r)
@@ -106,7 +106,7 @@ bool LowRankDownCall::run(int64_t count, const int32_t* adapters, ThreadPool& po
     HalfLinearArgs these = args;
     these.x += begin * these.columns;
     if (end - begin <= kFewRows && entry.rank <= kFewRanks && args.gain == nullptr) {  // the same chains, kept in registers
-      kernels().linear.hot_product(t + begin * low_rank->widest, these.x, end - begin, these.columns, entry.rank,
+      kernels().linear->hot_product(t + begin * low_rank->widest, these.x, end - begin, these.columns, entry.rank,
                                    low_rank->every.data(), these.columns, entry.down, pool);
       return true;
     }
@@ -114,7 +114,7 @@ bool LowRankDownCall::run(int64_t count, const int32_t* adapters, ThreadPool& po
     these.channels = entry.rank;
     these.weight = entry.down;
     these.out = t + begin * low_rank->widest;  // as wide as this adapter's rank
-    return kernels().half.linear(these, pool);
+    return kernels().half->linear(these, pool);
   });
 }
 

@@ -17,7 +17,7 @@ void share_rows(ThreadPool& pool, int64_t count, int64_t values, Rows&& rows) {
 }
 
 void norm(ThreadPool& pool, const NormArgs& args, int64_t rows) {
-  const auto kernel = kernels().pointwise.norm;
+  const auto kernel = kernels().pointwise->norm;
   share_rows(pool, rows, args.heads * args.dim, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
@@ -94,7 +94,7 @@ nb::object ActivateCall::write_to(nb::handle out_arg) {
 }
 
 void ActivateCall::run(int64_t count, ThreadPool& pool) const {
-  const auto kernel = kernels().pointwise.activate;
+  const auto kernel = kernels().pointwise->activate;
   share_rows(pool, count, 4 * args.width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
@@ -137,12 +137,12 @@ TurnCall::TurnCall(nb::handle x_arg, int64_t block) {
 }
 
 void TurnCall::run(int64_t count, ThreadPool& pool) const {
-  const auto kernel = kernels().pointwise.turn;
+  const auto kernel = kernels().pointwise->turn;
   share_rows(pool, count, args.columns, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
 void GateCall::run(int64_t count, ThreadPool& pool) const {
-  const auto kernel = kernels().pointwise.gate;
+  const auto kernel = kernels().pointwise->gate;
   share_rows(pool, count, 4 * args.width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
@@ -193,7 +193,7 @@ void rope(nb::handle x_arg, nb::handle positions_arg, nb::handle cos_arg, nb::ha
                                 .c_str());
   const RopeArgs args = {x.data, x.stride[0], x.stride[1], x.shape[1], half, positions.data, cos.data, sin.data};
   KernelCall call(pool);
-  const auto kernel = kernels().pointwise.rope;
+  const auto kernel = kernels().pointwise->rope;
   share_rows(pool, x.shape[0], args.heads * 2 * half, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 

@@ -54,7 +54,7 @@ nb::object short_convolution(nb::handle x_arg, nb::handle weight_arg, nb::handle
   const ConvolutionArgs args = {x.data, x.stride[0], channels, taps, weight.data, bias.data, tails.data, tails.stride[0],
                                 reinterpret_cast<const Run*>(runs.data), runs.shape[0], silu, data_of<float, 2>(out)};
   const KernelCall call(pool);
-  const auto& kernel = recurrent_kernels();
+  const auto& kernel = *kernels().recurrent;
   share_rows(pool, rows, taps * channels, [&](int64_t begin, int64_t end) { kernel.convolve(args, begin, end); });
   kernel.keep_tails(args);
   return out;
@@ -77,7 +77,7 @@ nb::object recurrent_rates(nb::handle steps_arg, nb::handle bias_arg, nb::handle
                           data_of<float, 2>(decay), data_of<float, 2>(strength)};
   {
     const KernelCall call(pool);
-    const auto kernel = recurrent_kernels().rates;
+    const auto kernel = kernels().recurrent->rates;
     share_rows(pool, rows, 8 * heads, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
   }
   return nb::make_tuple(decay, strength);
@@ -108,7 +108,7 @@ nb::object recurrence(nb::handle q_arg, nb::handle k_arg, nb::handle v_arg, nb::
                                decay.data, strength.data, skip.data, corrects, heads, groups, keys, values, states.data,
                                states.stride[0], reinterpret_cast<const Run*>(runs.data), data_of<float, 3>(out)};
   const KernelCall call(pool);
-  const auto kernel = recurrent_kernels().recur;
+  const auto kernel = kernels().recurrent->recur;
   const int64_t count = runs.shape[0] * heads * args.tiles(), longest = std::max<int64_t>(1, rows / std::max<int64_t>(1, runs.shape[0]));
   const int64_t grain = std::max<int64_t>(1, 2 * kValuesPerBlock / (longest * keys * args.kTile));
   pool.for_blocks(count, grain, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
@@ -127,7 +127,7 @@ nb::object gated_norm(nb::handle x_arg, nb::handle gate_arg, nb::handle gain_arg
   const GatedNormArgs args = {x.data, gate.data, x.stride[0], gate.stride[0], width, group, gain.data,
                               gain.shape[0] == group ? 0 : group, eps, gate_first, data_of<float, 2>(out)};
   const KernelCall call(pool);
-  const auto kernel = recurrent_kernels().gated_norm;
+  const auto kernel = kernels().recurrent->gated_norm;
   share_rows(pool, rows, 4 * width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
   return out;
 }
@@ -138,7 +138,7 @@ nb::object sigmoid_gate(nb::handle x_arg, nb::handle gate_arg, ThreadPool& pool,
   nb::object out = output<float, 2>(out_arg, "out", {x.shape[0], x.shape[1]});
   const SigmoidGateArgs args = {x.data, gate.data, x.shape[1], data_of<float, 2>(out)};
   const KernelCall call(pool);
-  const auto kernel = recurrent_kernels().sigmoid_gate;
+  const auto kernel = kernels().recurrent->sigmoid_gate;
   share_rows(pool, x.shape[0], 4 * args.width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
   return out;
 }

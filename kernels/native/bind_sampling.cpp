@@ -32,7 +32,7 @@ void expect_drawable(float best, double temperature) {
 float sampling_best(nb::handle logits_arg) {
   const auto logits = read_logits(logits_arg);
   ReleasedGil released;
-  const SamplingKernels& sampling = kernels().sampling;
+  const SamplingKernels& sampling = *kernels().sampling;
   float greatest = -std::numeric_limits<float>::infinity();
   for (int64_t first = 0; first < logits.shape[0]; first += kSamplingBlock) {
     const float* block = logits.data + first;
@@ -95,7 +95,7 @@ double sampling_log_sum(nb::handle logits_arg, float best, ThreadPool* pool) {
   expect_finite(best);
   ReleasedGil released;
   const int64_t vocab = logits.shape[0];
-  const auto exp_sum = kernels().sampling.exp_sum;
+  const auto exp_sum = kernels().sampling->exp_sum;
   std::vector<double> sums((vocab + kSamplingBlock - 1) / kSamplingBlock);
   Workers(pool, vocab).each(static_cast<int64_t>(sums.size()), [&](int64_t index, int) {
     const int64_t first = index * kSamplingBlock;
@@ -137,7 +137,7 @@ class Likeliest {
 void add_likeliest(const float* logits, int64_t vocab, int64_t count, Likeliest& found) {
   std::vector<float> greatest;
   for (int64_t first = 0; first < vocab; first += kSamplingBlock)
-    greatest.push_back(kernels().sampling.range(logits + first, std::min(kSamplingBlock, vocab - first)).high);
+    greatest.push_back(kernels().sampling->range(logits + first, std::min(kSamplingBlock, vocab - first)).high);
   float bound = -std::numeric_limits<float>::infinity();
   if (count < static_cast<int64_t>(greatest.size())) {
     std::vector<float> best = greatest;
@@ -174,7 +174,7 @@ int64_t sampling_mask(nb::handle logits_arg, nb::handle bits_arg, nb::handle out
   expect_shape(out, "out", {vocab});
   if (out.data < logits.data + vocab && logits.data < out.data + vocab)
     throw nb::value_error("`out` must be other memory than `logits`");
-  return kernels().sampling.mask(logits.data, bits.data, vocab, out.data);
+  return kernels().sampling->mask(logits.data, bits.data, vocab, out.data);
 }
 
 }  // namespace

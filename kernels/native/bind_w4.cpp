@@ -46,7 +46,7 @@ nb::object expand_codes(nb::handle codes, int64_t n, int64_t k, ThreadPool& pool
   nb::object tiles = new_array<int8_t, 4>({weight.panels(), weight.blocks(), kTileChannels, kTileDepth});
   auto* to = data_of<int8_t, 4>(tiles);
   const KernelCall call(pool);
-  const auto expand = kernels().codes.expand;
+  const auto expand = kernels().codes->expand;
   pool.for_blocks(weight.panels(), 1, [&](int64_t begin, int64_t end, int worker) {
     void* scratch = pool.scratch(worker, static_cast<size_t>(weight.groups() * kCodeGroup * kTileChannels));
     expand(weight, begin, end, static_cast<int8_t*>(scratch), to + begin * weight.tile_bytes());
@@ -65,7 +65,7 @@ nb::tuple search_codes(nb::handle weight_arg, nb::handle importance_arg, ThreadP
                            data_of<uint8_t, 2>(shift), data_of<float, 1>(scale)};
   {
     const KernelCall call(pool);
-    const auto search = kernels().codes.search;
+    const auto search = kernels().codes->search;
     pool.for_blocks(n, 4, [&](int64_t begin, int64_t end, int) { search(args, begin, end); });
   }
   return nb::make_tuple(codes, multiplier, shift, scale);
@@ -83,7 +83,7 @@ nb::object encode_codes(nb::handle weight_arg, nb::handle scale_arg, nb::handle 
   nb::object codes = new_array<uint8_t, 2>({n, k});
   const CodeEncoding args = {weight.data, scale.data, multiplier.data, shift.data, k, data_of<uint8_t, 2>(codes)};
   const KernelCall call(pool);
-  const auto encode = kernels().codes.encode;
+  const auto encode = kernels().codes->encode;
   pool.for_blocks(n, 16, [&](int64_t begin, int64_t end, int) { encode(args, begin, end); });
   return codes;
 }

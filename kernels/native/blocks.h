@@ -9,7 +9,7 @@
 // are unpacked once for all rows are slower (benchmarks/LOG.md).
 #pragma once
 
-#include "block_lanes.h"
+#include <block_lanes.h>
 #include "pointwise.h"
 #include "table_blocks.h"
 #include "vec.h"

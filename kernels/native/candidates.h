@@ -380,7 +380,7 @@ class Candidates {
   static constexpr int64_t kFew = kSamplingBlock;
   static constexpr int64_t kNeighbours = 32;  // whose best are looked at where a top-k takes more than all blocks have
 
-  const SamplingKernels& kernels_ = kernels().sampling;
+  const SamplingKernels& kernels_ = *kernels().sampling;
   const float* logits_;
   int64_t vocab_;
   float best_, bound_ = 0.0f;  // only gaps above the bound count

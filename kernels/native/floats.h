@@ -2,6 +2,8 @@
 // fma over the columns and the fixed tree, whatever the tile it falls in.
 #pragma once
 
+#include <sizes.h>
+
 #include "calibration.h"
 #include "pointwise.h"
 #include "table_floats.h"
@@ -10,12 +12,7 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-// Sums that the registers hold: R rows by P channels.
-#if defined(__AVX512F__)
-constexpr int kFloatRows = 4, kFloatChannels = 6;
-#else
-constexpr int kFloatRows = 2, kFloatChannels = 3;
-#endif
+// Of R rows by P channels.
 
 template <int R, int P>
 using FloatSums = f32x16[R][P];

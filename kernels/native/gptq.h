@@ -2,6 +2,8 @@
 // their order (kernels/reference/gptq.py), whatever the block it falls in. Lanes are rows of the weight, or columns of the factor.
 #pragma once
 
+#include <sizes.h>
+
 #include "pointwise.h"
 #include "table_gptq.h"
 #include "vec.h"
@@ -11,12 +13,6 @@ namespace edge {
 namespace EDGE_VARIANT {
 
 constexpr int kFitVectors = static_cast<int>(kFitWidth) / kLanes;
-// Sums that the registers hold: four by so many vectors.
-#if defined(__AVX512F__)
-constexpr int kSumVectors = 4;
-#else
-constexpr int kSumVectors = 1;
-#endif
 
 // factors[m * factor_step + j * factor_next] * vectors[m * vector_step ..] for m in 0..count-1 and sums j.
 struct FitTerms {

@@ -9,6 +9,8 @@
 // More rows meet a chunk of W that is made float32 once, in a core's L2, while the next chunk is fetched.
 #pragma once
 
+#include <sizes.h>
+
 #include "pointwise.h"
 #include "pool.h"
 #include "table_half.h"
@@ -24,11 +26,7 @@ constexpr int64_t kGroupLanes = kGroupPanels * kLanes;
 // Panels of a tile of R rows: as many sums as the registers hold, and enough to hide the latency of a multiply-add.
 template <int R>
 constexpr int half_panels() {
-#if defined(__AVX512F__)
-  return kGroupPanels;
-#else
-  return R == 1 ? kGroupPanels : R <= 3 ? 2 : 1;
-#endif
+  return R == 1 || kWholeGroups ? kGroupPanels : R <= 3 ? 2 : 1;
 }
 
 EDGE_INLINE f32x16 some_halves(const uint16_t* p, int lanes) { return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes); }

@@ -2,7 +2,7 @@
 //
 // A row is computed behind the one before it, one rank-one update of the state a row, in prompts as in answers: so no cut of
 // a prompt changes a bit. Columns of a state do not see each other, hence a tile of them stays in the first cache for a run.
-// Each variant has a unit of this header alone, which CMake writes.
+// Each instruction set has a unit of this header alone, which CMake writes.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // of pointwise.h some are used

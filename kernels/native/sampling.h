@@ -8,31 +8,6 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-// Stores the lanes of a mask side by side, and whatever behind them; how many they are.
-EDGE_INLINE int store_chosen(float* values, int32_t* numbers, f32x16 value, i32x16 number, uint32_t mask) {
-  if (mask == (1u << kLanes) - 1) {
-    store(values, value);
-    store_i32(numbers, number);
-    return kLanes;
-  }
-#if defined(__AVX512F__)
-  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), value.v));
-  _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), number.v));
-#else
-  alignas(64) float v[kLanes];
-  alignas(64) int32_t n[kLanes];
-  store(v, value);
-  store_i32(n, number);
-  int kept = 0;
-  for (int i = 0; i < kLanes; ++i) {
-    values[kept] = v[i];
-    numbers[kept] = n[i];
-    kept += static_cast<int>(mask >> i & 1u);
-  }
-#endif
-  return __builtin_popcount(mask);
-}
-
 static ValueRange sampling_range(const float* logits, int64_t count) {
   f32x16 greatest = broadcast(-__builtin_inff()), least = broadcast(__builtin_inff());
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// KernelTable: what one ISA variant offers. Each variant unit fills one table; the bindings call through the chosen one.
+// KernelTable: what one instruction set offers; see isa.h. The bindings call through the chosen one.
 // Argument structs and function pointers of a kernel family stand in its own header.
 #pragma once
 
@@ -11,13 +11,14 @@
 #include "table_half.h"
 #include "table_linear.h"
 #include "table_pointwise.h"
+#include "table_recurrent.h"
 #include "table_sampling.h"
 #include "table_w4.h"
 
 namespace edge {
 
-struct KernelTable {
-  const char* name;
+// The families of a unit that compiles them all.
+struct KernelFamilies {
   LinearKernels linear;
   AttentionKernels attention;
   PointwiseKernels pointwise;
@@ -30,5 +31,29 @@ struct KernelTable {
   BlockKernels blocks;
   ExpertKernels experts;
 };
+
+// A set that has only some of its own points to those of another one.
+struct KernelTable {
+  const char* name;
+  const LinearKernels* linear;
+  const AttentionKernels* attention;
+  const PointwiseKernels* pointwise;
+  const SamplingKernels* sampling;
+  const FloatKernels* floats;
+  const EmbeddingKernels* embedding;
+  const CodeKernels* codes;
+  const FitKernels* fit;
+  const HalfKernels* half;
+  const BlockKernels* blocks;
+  const ExpertKernels* experts;
+  const RecurrentKernels* recurrent;  // in a unit of its own, which compiles in seconds
+  bool emulated = false;              // instructions that this build can do without, slowly
+};
+
+// The table of a set whose families are all its own.
+constexpr KernelTable table_of(const char* name, const KernelFamilies& all, const RecurrentKernels& recurrent) {
+  return {name,       &all.linear, &all.attention, &all.pointwise, &all.sampling, &all.floats, &all.embedding, &all.codes, &all.fit,
+          &all.half, &all.blocks, &all.experts,   &recurrent};
+}
 
 }  // namespace edge

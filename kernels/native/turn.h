@@ -11,35 +11,6 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-// Lane i of the result is lane i ^ Distance.
-template <int Distance>
-EDGE_INLINE f32x16 swap_lanes(f32x16 a) {
-  static_assert(Distance == 1 || Distance == 2 || Distance == 4 || Distance == 8);
-#if defined(__AVX512F__)
-  if constexpr (Distance == 8) return {_mm512_shuffle_f32x4(a.v, a.v, 0x4E)};
-  if constexpr (Distance == 4) return {_mm512_shuffle_f32x4(a.v, a.v, 0xB1)};
-  return {_mm512_permute_ps(a.v, Distance == 2 ? 0x4E : 0xB1)};
-#elif defined(__AVX2__)
-  if constexpr (Distance == 8) return {a.hi, a.lo};
-  if constexpr (Distance == 4) return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
-  constexpr int kOrder = Distance == 2 ? 0x4E : 0xB1;
-  return {_mm256_permute_ps(a.lo, kOrder), _mm256_permute_ps(a.hi, kOrder)};
-#elif defined(EDGE_NEON)
-  if constexpr (Distance == 8) return {{a.v[2], a.v[3], a.v[0], a.v[1]}};
-  if constexpr (Distance == 4) return {{a.v[1], a.v[0], a.v[3], a.v[2]}};
-  f32x16 out;
-  unrolled<4>([&](auto i) EDGE_INLINE_LAMBDA {
-    if constexpr (Distance == 2) out.v[i] = vextq_f32(a.v[i], a.v[i], 2);
-    else out.v[i] = vrev64q_f32(a.v[i]);
-  });
-  return out;
-#else
-  f32x16 out;
-  for (int i = 0; i < kLanes; ++i) out.v[i] = a.v[i ^ Distance];
-  return out;
-#endif
-}
-
 // 1 in the lanes of a stage that become sums, -1 in those that become differences.
 template <int Distance>
 EDGE_INLINE f32x16 stage_signs() {

@@ -86,7 +86,7 @@ inline void run_blocks(const edge::KernelTable& table, Result& result, int kind,
   Array<int64_t> which(p.n);
   for (int64_t i = 0; i < p.n; ++i) which[i] = p.n - 1 - i;
   Array<float> values(p.n * p.k, -1.0f);
-  table.blocks.rows(weight, which.data(), values.data(), 0, p.n);
+  table.blocks->rows(weight, which.data(), values.data(), 0, p.n);
   result.add(values);
   const int64_t row_bytes = p.k / shape.columns * shape.file_bytes;
   for (int64_t i = 0; i < p.n; ++i)
@@ -100,7 +100,7 @@ inline void run_blocks(const edge::KernelTable& table, Result& result, int kind,
   Array<float> whole(p.m * p.n, -1.0f), found(p.m * p.n, -1.0f);
   edge::BlockLinearArgs args = {p.x.data(), p.m, p.k, p.n, &weight, 1, p.bias.data(), p.gain.data(), 1e-5f, p.add.data(),
                                 whole.data(), {}};
-  result.add_flag(table.blocks.linear(args, pool));
+  result.add_flag(table.blocks->linear(args, pool));
   result.add(whole);
   for (int64_t m = 0; m < p.m; ++m) {
     edge::BlockLinearArgs row = args;
@@ -108,7 +108,7 @@ inline void run_blocks(const edge::KernelTable& table, Result& result, int kind,
     row.x += m * p.k;
     row.add += m * p.n;
     row.out = found.data() + m * p.n;
-    result.add_flag(table.blocks.linear(row, pool));
+    result.add_flag(table.blocks->linear(row, pool));
   }
   result.expect(memcmp(found.data(), whole.data(), static_cast<size_t>(found.size()) * 4) == 0, "a row depends on its neighbours");
   if (p.n > 16) {
@@ -120,7 +120,7 @@ inline void run_blocks(const edge::KernelTable& table, Result& result, int kind,
     both.parts = parts;
     both.part_count = 2;
     both.out = found.data();
-    result.add_flag(table.blocks.linear(both, pool));
+    result.add_flag(table.blocks->linear(both, pool));
     result.expect(memcmp(found.data(), whole.data(), static_cast<size_t>(found.size()) * 4) == 0, "two parts are not the whole");
   }
   if (p.n % 32 == 0) {
@@ -128,11 +128,11 @@ inline void run_blocks(const edge::KernelTable& table, Result& result, int kind,
     edge::BlockLinearArgs plain = args;
     plain.add = nullptr;
     plain.out = found.data();
-    result.add_flag(table.blocks.linear(plain, pool));
-    table.pointwise.gate({found.data(), steps.data(), p.n / 2, {edge::kSilu, 0.0f}}, 0, p.m);
+    result.add_flag(table.blocks->linear(plain, pool));
+    table.pointwise->gate({found.data(), steps.data(), p.n / 2, {edge::kSilu, 0.0f}}, 0, p.m);
     plain.gate = {edge::kSilu, 0.0f};
     plain.out = gated.data();
-    result.add_flag(table.blocks.linear(plain, pool));
+    result.add_flag(table.blocks->linear(plain, pool));
     result.expect(memcmp(gated.data(), steps.data(), static_cast<size_t>(gated.size()) * 4) == 0, "a gate at once is not a gate behind");
     result.add(gated);
   }

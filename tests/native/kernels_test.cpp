@@ -192,7 +192,7 @@ Array<float> plain_linear(const Array<int8_t>& q, const LinearProblem& p, End en
 
 // The fused linear, its parts one by one, and that both agree.
 void run_linear(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, End end) {
-  const edge::LinearKernels& kernel = table.linear;
+  const edge::LinearKernels& kernel = *table.linear;
   const edge::Int8Weight weight = p.view(end);
   Array<float> fused(p.m * p.n, -1.0f), plain(p.m * p.n, -1.0f);
   result.add_flag(kernel.linear(p.input(true), &weight, 1, p.hot_weight.data(), p.add.data(), fused.data(), pool));
@@ -228,19 +228,19 @@ constexpr edge::Gate kGates[] = {{edge::kSilu, 0.0f}, {edge::kGeluTanh, 0.0f}, {
 
 // Rows normed on the way, gated on the way: each as the steps one by one.
 void run_linear_fused(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, End end) {
-  const edge::LinearKernels& kernel = table.linear;
+  const edge::LinearKernels& kernel = *table.linear;
   const edge::Int8Weight weight = p.view(end);
   const Array<float> gain = Random(static_cast<uint64_t>(p.k)).floats(p.k, 1.0f);
   const float eps = 1e-5f;
   Array<float> normed(p.m * p.k), y(p.m * p.n, -1.0f), activated(p.m * p.n / 2, -1.0f), fused(p.m * p.n / 2, -1.0f);
-  table.pointwise.norm({p.x.data(), p.k, 0, normed.data(), p.k, 0, 1, p.k, gain.data(), eps}, 0, p.m);
+  table.pointwise->norm({p.x.data(), p.k, 0, normed.data(), p.k, 0, 1, p.k, gain.data(), eps}, 0, p.m);
   edge::QuantizeInput steps = p.input(true), at_once = p.input(true);
   steps.x = normed.data();
   at_once.gain = gain.data();
   at_once.eps = eps;
   result.add_flag(kernel.linear(steps, &weight, 1, p.hot_weight.data(), nullptr, y.data(), pool));
   for (const edge::Gate gate : kGates) {
-    table.pointwise.gate({y.data(), activated.data(), p.n / 2, gate}, 0, p.m);
+    table.pointwise->gate({y.data(), activated.data(), p.n / 2, gate}, 0, p.m);
     result.add_flag(kernel.linear_gated(at_once, weight, p.hot_weight.data(), gate, fused.data(), pool));
     result.expect(same_bits(activated, fused), "norm, linear and gate at once are not the three steps");
     result.add(fused);
@@ -289,7 +289,7 @@ void run_codes(const KernelTable& table, Result& result, LinearProblem p, Thread
   coded.tiles = nullptr;
   coded.codes = codes.data();
   Array<int8_t> scratch(coded.groups() * 512), found(coded.panels() * coded.tile_bytes());
-  table.codes.expand(coded, 0, coded.panels(), scratch.data(), found.data());
+  table.codes->expand(coded, 0, coded.panels(), scratch.data(), found.data());
   for (int64_t n = 0; n < p.n; ++n)
     for (int64_t c = 0; c < p.k; ++c) p.weight[n * p.k + c] = plain_weight(coded, n, c);
   for (int64_t n = 0; n < p.n; ++n)
@@ -300,14 +300,14 @@ void run_codes(const KernelTable& table, Result& result, LinearProblem p, Thread
   p.tiles = found;
   Array<float> of_codes(p.m * p.n, -1.0f), of_tiles(p.m * p.n, -1.0f);
   const edge::Int8Weight tiled = p.view(End::kBias);
-  result.add_flag(table.linear.linear(p.input(true), &coded, 1, p.hot_weight.data(), p.add.data(), of_codes.data(), pool));
-  result.add_flag(table.linear.linear(p.input(true), &tiled, 1, p.hot_weight.data(), p.add.data(), of_tiles.data(), pool));
+  result.add_flag(table.linear->linear(p.input(true), &coded, 1, p.hot_weight.data(), p.add.data(), of_codes.data(), pool));
+  result.add_flag(table.linear->linear(p.input(true), &tiled, 1, p.hot_weight.data(), p.add.data(), of_tiles.data(), pool));
   result.expect(same_bits(of_codes, of_tiles), "a linear of codes is not that of their tiles");
   result.add(of_codes);
   for (int64_t cut = 16; cut < p.n; cut *= 2) {
     Array<float> of_both(p.m * p.n, -1.0f);
     const edge::Int8Weight parts[2] = {channels_of(coded, 0, cut), channels_of(tiled, cut, p.n)};
-    result.add_flag(table.linear.linear(p.input(true), parts, 2, p.hot_weight.data(), p.add.data(), of_both.data(), pool));
+    result.add_flag(table.linear->linear(p.input(true), parts, 2, p.hot_weight.data(), p.add.data(), of_both.data(), pool));
     result.expect(same_bits(of_both, of_tiles), "a linear of codes and tiles is not that of tiles");
   }
 }
@@ -319,7 +319,7 @@ void run_code_search(const KernelTable& table, Result& result, int64_t n, int64_
   for (float& one : importance) one = std::fabs(one);
   const int64_t groups = (k + 31) / 32;
   Array<uint8_t> codes(n * k), multiplier(n * groups), shift(n * groups);
-  table.codes.search({weight.data(), importance.data(), k, codes.data(), multiplier.data(), shift.data(), scale.data()}, 0, n);
+  table.codes->search({weight.data(), importance.data(), k, codes.data(), multiplier.data(), shift.data(), scale.data()}, 0, n);
   result.add(codes);
   result.add(multiplier);
   result.add(shift);
@@ -380,20 +380,20 @@ void run_half_linear(const KernelTable& table, Result& result, int64_t m, int64_
   Array<int32_t> every(k);
   for (int64_t i = 0; i < k; ++i) every[i] = static_cast<int32_t>(i);
   Array<float> normed(m * k), sum(m * n, -1.0f), found(m * n, -1.0f);
-  table.pointwise.norm({x.data(), k, 0, normed.data(), k, 0, 1, k, gain.data(), 1e-5f}, 0, m);
-  table.linear.hot_product(sum.data(), normed.data(), m, k, n, every.data(), k, weight.data(), pool);
+  table.pointwise->norm({x.data(), k, 0, normed.data(), k, 0, 1, k, gain.data(), 1e-5f}, 0, m);
+  table.linear->hot_product(sum.data(), normed.data(), m, k, n, every.data(), k, weight.data(), pool);
   for (int64_t i = 0; i < m * n; ++i) sum[i] += bias[i % n];
   edge::HalfLinearArgs args = {x.data(), m, k, n, weight.data(), bias.data(), gain.data(), 1e-5f, nullptr, found.data(), {}};
-  result.add_flag(table.half.linear(args, pool));
+  result.add_flag(table.half->linear(args, pool));
   result.expect(same_bits(found, sum), "a linear of float16 is not the product of all channels");
   if (n % 2 == 0) {
     Array<float> activated(m * n / 2, -1.0f), fused(m * n / 2, -1.0f);
     for (const edge::Gate gate : kGates) {
       if (m > 2 && gate.kind != edge::kSilu && gate.kind != edge::kGeluErf) continue;  // all kinds meet in one place
-      table.pointwise.gate({sum.data(), activated.data(), n / 2, gate}, 0, m);
+      table.pointwise->gate({sum.data(), activated.data(), n / 2, gate}, 0, m);
       args.out = fused.data();
       args.gate = gate;
-      result.add_flag(table.half.linear(args, pool));
+      result.add_flag(table.half->linear(args, pool));
       result.expect(same_bits(fused, activated), "a gate at once is not a gate behind it");
       result.add(fused);
     }
@@ -402,7 +402,7 @@ void run_half_linear(const KernelTable& table, Result& result, int64_t m, int64_
   args.out = found.data();
   args.add = more.data();
   args.gate = {};
-  result.add_flag(table.half.linear(args, pool));
+  result.add_flag(table.half->linear(args, pool));
   result.expect(same_bits(found, sum), "an addition at once is not an addition behind it");
   result.add(found);
 }
@@ -435,7 +435,7 @@ void test_quantize(Report& report) {
     Array<int8_t> q(ties.size());
     std::vector<edge::ResidualRow> rows(1);
     const edge::QuantizeInput input = {ties.data(), 1, ties.size(), 1.0f, nullptr, 0, true, nullptr, 0.0f};
-    result.expect(table.linear.quantize(input, q.data(), rows.data(), pool_of(1)), "finite values are refused");
+    result.expect(table.linear->quantize(input, q.data(), rows.data(), pool_of(1)), "finite values are refused");
     for (int64_t i = 0; i < ties.size(); ++i) {
       const float nearest = std::min(127.0f, std::max(-127.0f, __builtin_rintf(ties[i])));
       result.expect(q[i] == static_cast<int8_t>(nearest), "not rounded half to even");
@@ -464,7 +464,7 @@ void test_quantize(Report& report) {
           Array<float> out(kRows * 40);
           for (int threads : {1, 3}) {
             Array<float> again(out.size());
-            result.expect(table.linear.linear(input, &plain, 1, nullptr, nullptr, again.data(), pool_of(threads)), "refused");
+            result.expect(table.linear->linear(input, &plain, 1, nullptr, nullptr, again.data(), pool_of(threads)), "refused");
             if (threads > 1) result.expect(same_bits(out, again), "other bits on other threads");
             out = again;
           }
@@ -478,12 +478,12 @@ void test_quantize(Report& report) {
         p.x[37 + at] = bad;
         const edge::Int8Weight plain = p.view(End::kPlain);
         Array<float> out(15, 7.0f);
-        result.expect(!table.linear.linear(p.input(true), &plain, 1, nullptr, nullptr, out.data(), pool_of(1)),
+        result.expect(!table.linear->linear(p.input(true), &plain, 1, nullptr, nullptr, out.data(), pool_of(1)),
                       "a value that is not finite is taken");
         result.expect(same_bits(out, Array<float>(15, 7.0f)), "the output of a refused call is touched");
         Array<int8_t> q(3 * 37, int8_t{1});
         q[37 + at] = -128;
-        result.expect(!table.linear.linear_int8(q.data(), 3, plain, out.data(), pool_of(1)), "-128 is taken");
+        result.expect(!table.linear->linear_int8(q.data(), 3, plain, out.data(), pool_of(1)), "-128 is taken");
       }
     result.add_flag(true);
   });
@@ -496,7 +496,7 @@ void test_halves(Report& report) {
     const Array<float> x(1, 1.0f);
     const Array<int32_t> hot(1, 0);
     Array<float> out(halves.size());
-    table.linear.hot_product(out.data(), x.data(), 1, 1, halves.size(), hot.data(), 1, halves.data(), pool_of(1));
+    table.linear->hot_product(out.data(), x.data(), 1, 1, halves.size(), hot.data(), 1, halves.data(), pool_of(1));
     result.add(out);
   });
 }
@@ -554,7 +554,7 @@ KeyValuePages append(const KernelTable& table, Array<float>& joint, int64_t q_he
       norm_last ? norm(k + kv_heads * dim, kv_heads) : edge::NormArgs{},
       norm_last,
       norm_last ? q_scale.data() : nullptr};
-  out.finite = table.attention.rope_append(args, 0, slots.size());
+  out.finite = table.attention->rope_append(args, 0, slots.size());
   return out;
 }
 
@@ -572,7 +572,7 @@ Array<int64_t> slots_of(const AttentionProblem& p, const Array<int32_t>& page_ta
 Array<float> attend(const KernelTable& table, edge::AttentionArgs args, const AttentionProblem& p, bool by_segments) {
   Array<float> out(p.rows * p.q_heads * p.head_dim, -1.0f);
   args.out = out.data();
-  const edge::AttentionKernels& kernel = table.attention;
+  const edge::AttentionKernels& kernel = *table.attention;
   for (int64_t row = 0; row < p.rows; row += p.rows_of_a_tile)
     for (int64_t h = 0; h < p.kv_heads; ++h) {
       const int64_t rows = std::min(p.rows_of_a_tile, p.rows - row), queries = rows * (p.q_heads / p.kv_heads);
@@ -710,7 +710,7 @@ void test_norm(Report& report) {
       Array<float> out(x.size());
       const auto norm = [&](const float* from, float* to) {
         const int64_t stride = kHeads * dim;
-        table.pointwise.norm({from, stride, dim, to, stride, dim, kHeads, dim, gain.data(), 1e-5f}, 0, kRows);
+        table.pointwise->norm({from, stride, dim, to, stride, dim, kHeads, dim, gain.data(), 1e-5f}, 0, kRows);
       };
       norm(x.data(), out.data());
       Array<float> in_place = x;
@@ -725,10 +725,10 @@ void test_norm(Report& report) {
           const Array<float> bias = Random(1).floats(dim, 1.0f), add = Random(2).floats(kRows * dim, 1.0f);
           edge::NormArgs args = {x.data(), 2 * dim, 0, out.data(), dim, 0, 1, dim, gain.data(), 1e-5f, centred};
           if (more) args.bias = bias.data(), args.add = add.data(), args.add_row_stride = dim;
-          table.pointwise.norm(args, 0, kRows);
+          table.pointwise->norm(args, 0, kRows);
           args.x = args.out = in_place.data();
           args.out_row_stride = 2 * dim;
-          table.pointwise.norm(args, 0, kRows);
+          table.pointwise->norm(args, 0, kRows);
           for (int64_t i = 0; i < in_place.size(); ++i)
             if (i / dim % 2 == 0) result.expect(in_place[i] == out[i / (2 * dim) * dim + i % dim], "strided rows give other bits");
             else result.expect(in_place[i] == x[i], "what lies between rows is changed");
@@ -748,7 +748,7 @@ void test_rope(Report& report) {
     report.compare(name_of("rope", {half}), [&](const KernelTable& table, Result& result) {
       Array<float> rotated = x;
       const int64_t stride = 2 * half;
-      table.pointwise.rope(
+      table.pointwise->rope(
           {rotated.data(), kHeads * stride, stride, kHeads, half, positions.data(), cos.data(), sin.data()}, 0, kRows);
       result.add(rotated);
     });
@@ -763,7 +763,7 @@ void test_turn(Report& report) {
       const Array<float> x = random.floats(kRows * columns, 5.0f);
       report.compare(name_of("turn", {block, columns}), [&](const KernelTable& table, Result& result) {
         Array<float> turned = x;
-        table.pointwise.turn({turned.data(), columns, block}, 0, kRows);
+        table.pointwise->turn({turned.data(), columns, block}, 0, kRows);
         result.add(turned);
         for (int64_t row = 0; row < kRows; ++row)  // the first channel of a block is the sum, the second one has every other sign
           for (int64_t c = row * columns; c < (row + 1) * columns; c += block) {
@@ -776,7 +776,7 @@ void test_turn(Report& report) {
             result.expect(std::abs(turned[c] - sum) <= most * 1e-5f, "the first channel is not the sum");
             result.expect(std::abs(turned[c + 1] - alternating) <= most * 1e-5f, "the second channel is not the difference");
           }
-        table.pointwise.turn({turned.data(), columns, block}, 0, kRows);
+        table.pointwise->turn({turned.data(), columns, block}, 0, kRows);
         for (int64_t i = 0; i < x.size(); ++i)
           result.expect(std::abs(turned[i] / static_cast<float>(block) - x[i]) <= 1e-4f, "turned twice is not the same again");
       });
@@ -790,7 +790,7 @@ void test_gates(Report& report) {
     report.compare(name_of("gates", {width}), [&](const KernelTable& table, Result& result) {
       Array<float> out(3 * width);
       for (const edge::Gate gate : kGates) {
-        table.pointwise.gate({gate_up.data(), out.data(), width, gate}, 0, 3);
+        table.pointwise->gate({gate_up.data(), out.data(), width, gate}, 0, 3);
         result.add(out);
       }
     });
@@ -806,13 +806,13 @@ void test_gates(Report& report) {
   report.compare("gates and activations from end to end", [&](const KernelTable& table, Result& result) {
     Array<float> out(kWidth);
     for (const edge::Gate gate : kGates) {
-      table.pointwise.gate({gate_up.data(), out.data(), kWidth, gate}, 0, 1);
+      table.pointwise->gate({gate_up.data(), out.data(), kWidth, gate}, 0, 1);
       result.add(out);
       if (gate.kind == edge::kClampedSilu) continue;
-      table.pointwise.activate({gate_up.data(), out.data(), kWidth, gate}, 0, 1);
+      table.pointwise->activate({gate_up.data(), out.data(), kWidth, gate}, 0, 1);
       result.add(out);
     }
-    table.pointwise.activate({gate_up.data(), out.data(), kWidth, {edge::kSoftCap, 30.0f}}, 0, 1);
+    table.pointwise->activate({gate_up.data(), out.data(), kWidth, {edge::kSoftCap, 30.0f}}, 0, 1);
     result.add(out);
   });
 }
@@ -826,9 +826,9 @@ void test_floats(Report& report) {
     const Array<float> x = random.floats(s.m * s.k, 3.0f), weight = random.floats(s.n * s.k, 2.0f);
     report.compare(name_of("float product", {s.m, s.n, s.k}), [&](const KernelTable& table, Result& result) {
       Array<float> out(s.m * s.n), halves(s.m * s.n);
-      table.floats.product({x.data(), s.m, weight.data(), s.k, s.n, s.k, out.data()}, 0, s.n);
-      table.floats.product({x.data(), s.m, weight.data(), s.k, s.n, s.k, halves.data()}, 0, s.n / 2);
-      table.floats.product({x.data(), s.m, weight.data(), s.k, s.n, s.k, halves.data()}, s.n / 2, s.n);
+      table.floats->product({x.data(), s.m, weight.data(), s.k, s.n, s.k, out.data()}, 0, s.n);
+      table.floats->product({x.data(), s.m, weight.data(), s.k, s.n, s.k, halves.data()}, 0, s.n / 2);
+      table.floats->product({x.data(), s.m, weight.data(), s.k, s.n, s.k, halves.data()}, s.n / 2, s.n);
       result.expect(same_bits(out, halves), "a channel depends on the others");
       result.add(out);
     });
@@ -837,7 +837,7 @@ void test_floats(Report& report) {
     const Array<float> x = Random(static_cast<uint64_t>(count)).floats(count, 100.0f);
     report.compare(name_of("exp", {count}), [&](const KernelTable& table, Result& result) {
       Array<float> out(count);
-      table.floats.exp(x.data(), out.data(), 0, count);
+      table.floats->exp(x.data(), out.data(), 0, count);
       result.add(out);
     });
   }
@@ -856,7 +856,7 @@ void test_sampling(Report& report) {
       Array<float> gaps(count), above(edge::kSamplingBlock);
       Array<int64_t> masses(count);
       Array<int32_t> buckets(edge::kSamplingBlock), where(edge::kSamplingBlock);
-      const edge::ValueRange all = table.sampling.range(logits.data(), count);
+      const edge::ValueRange all = table.sampling->range(logits.data(), count);
       float greatest = -kInfinity, least = kInfinity;
       for (int64_t i = 0; i < count; ++i) {
         greatest = std::max(greatest, logits[i]);
@@ -864,7 +864,7 @@ void test_sampling(Report& report) {
         gaps[i] = std::max(logits[i] - kBest, kLowest);
       }
       result.expect(all.high == greatest && all.low == least, "not the greatest and the least logit");
-      const int64_t kept_above = table.sampling.above(logits.data(), kBest, kLowest, 7, count, above.data(), where.data());
+      const int64_t kept_above = table.sampling->above(logits.data(), kBest, kLowest, 7, count, above.data(), where.data());
       int64_t expected = 0;
       for (int64_t i = 0; i < count; ++i) {
         if (!(logits[i] - kBest > kLowest)) continue;
@@ -872,42 +872,42 @@ void test_sampling(Report& report) {
         ++expected;
       }
       result.expect(kept_above == expected, "not as many as are above a bound");
-      table.sampling.masses(gaps.data(), 1.0 / 0.7, 35, count, masses.data());
+      table.sampling->masses(gaps.data(), 1.0 / 0.7, 35, count, masses.data());
       const edge::ValueRange range = {0.0f, kLowest};
-      table.sampling.buckets(gaps.data(), range, count, buckets.data());
+      table.sampling->buckets(gaps.data(), range, count, buckets.data());
       for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
-        const int64_t found = table.sampling.find(logits.data(), kBest, table.sampling.gaps_of(range, bucket), count, where.data());
+        const int64_t found = table.sampling->find(logits.data(), kBest, table.sampling->gaps_of(range, bucket), count, where.data());
         for (int64_t n = 0; n < found; ++n) result.expect(buckets[where[n]] == bucket, "found in another bucket");
         result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
       }
       std::vector<int64_t> sums(edge::kSamplingBuckets, 1), expected_sums = sums;
       for (int64_t i = 0; i < count; ++i) expected_sums[buckets[i]] += masses[i];
       Array<int64_t> weighed(count);
-      table.sampling.tabulate(gaps.data(), 1.0 / 0.7, 35, range, count, weighed.data(), sums.data());
+      table.sampling->tabulate(gaps.data(), 1.0 / 0.7, 35, range, count, weighed.data(), sums.data());
       result.expect(std::equal(weighed.begin(), weighed.end(), masses.begin()), "other masses in a table");
       result.expect(sums == expected_sums, "not the masses added up by buckets");
       for (const float value : {kInfinity, NAN, -kInfinity}) {
         std::vector<float> other(logits.begin(), logits.begin() + count);
         other[count / 2] = value;
-        result.expect(table.sampling.sane(other.data(), count) == (value == -kInfinity), "not whether all are below infinity");
+        result.expect(table.sampling->sane(other.data(), count) == (value == -kInfinity), "not whether all are below infinity");
       }
-      table.sampling.buckets(gaps.data(), {0.0f, 0.0f}, count, buckets.data());
+      table.sampling->buckets(gaps.data(), {0.0f, 0.0f}, count, buckets.data());
       result.expect(std::count(buckets.begin(), buckets.begin() + count, 0) == count, "more than one bucket of one gap");
-      table.sampling.buckets(gaps.data(), range, count, buckets.data());
+      table.sampling->buckets(gaps.data(), range, count, buckets.data());
       std::vector<int64_t> kept(masses.begin(), masses.begin() + count);
-      table.sampling.keep(gaps.data(), {gaps[count - 1], gaps[0]}, count, kept.data());
+      table.sampling->keep(gaps.data(), {gaps[count - 1], gaps[0]}, count, kept.data());
       for (int64_t i = 0; i < count; ++i)
         result.expect(kept[i] == (gaps[i] <= gaps[count - 1] && gaps[i] >= gaps[0] ? masses[i] : 0), "not the range kept");
       result.add(masses);
       result.add(std::vector<int32_t>(buckets.begin(), buckets.begin() + count));
-      result.add(std::vector<int64_t>{table.sampling.sum_from(masses.data(), masses[0], count)});
-      result.add(std::vector<double>{table.sampling.exp_sum(logits.data(), kBest, count)});
+      result.add(std::vector<int64_t>{table.sampling->sum_from(masses.data(), masses[0], count)});
+      result.add(std::vector<double>{table.sampling->exp_sum(logits.data(), kBest, count)});
       Array<uint8_t> bits((count + 7) / 8);
       for (uint8_t& byte : bits) byte = static_cast<uint8_t>(logits[0] * 8.0f + static_cast<float>(count));
       Array<float> masked(count);
       int64_t allowed = 0;
       for (int64_t i = 0; i < count; ++i) allowed += bits[i / 8] >> (i % 8) & 1;
-      result.expect(table.sampling.mask(logits.data(), bits.data(), count, masked.data()) == allowed, "not as many bits");
+      result.expect(table.sampling->mask(logits.data(), bits.data(), count, masked.data()) == allowed, "not as many bits");
       result.add(masked);
     });
   }
@@ -920,9 +920,9 @@ void test_roofs(Report& report) {
   Array<int8_t> data(100000);
   for (int8_t& byte : data) byte = static_cast<int8_t>(random.bits());
   report.compare("roofs", [&](const KernelTable& table, Result& result) {
-    const std::vector<int32_t> read = {table.linear.read_stream(data.data(), data.size(), pool_of(1))};
-    result.expect(table.linear.int8_operations(2, pool_of(3)) > 0, "no operations done");
-    result.expect(table.half.float_operations(2, pool_of(3)) > 0, "no float operations done");
+    const std::vector<int32_t> read = {table.linear->read_stream(data.data(), data.size(), pool_of(1))};
+    result.expect(table.linear->int8_operations(2, pool_of(3)) > 0, "no operations done");
+    result.expect(table.half->float_operations(2, pool_of(3)) > 0, "no float operations done");
     result.add(read);
   });
 }

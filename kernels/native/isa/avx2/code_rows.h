@@ -1,12 +1,12 @@
 // W4 without a dot product instruction: codes are multiplied as they are, not expanded to INT8 weights.
-//
+// 
 // Values of the codebook are small and unsigned: vpmaddubsw takes them without the sign form of INT8, and int16 holds the sums
 // of a whole group, 16 products a lane, since no value is more than 16 from the shift: 16 * 16 * 127 < 2^15. For a group
-//
+// 
 //   lane = -shift * (the sum of its activations); eight times lane += value . activation; dot += multiplier * lane
-//
+// 
 // What leaves int16 on the way comes back: int16 wraps around. (A multiplier of 0 goes with any shift; then nothing counts.)
-//
+// 
 //   CodeRow         the sums of the activations, made once for each row, behind its values
 //   multiply_codes  few rows: a group of codes is looked up as it is met
 //   WidePanels      many rows: the panel is looked up before
@@ -16,8 +16,6 @@
 
 namespace edge {
 namespace EDGE_VARIANT {
-
-#if defined(EDGE_DIRECT_CODES)
 
 // The two sums of a group are of the columns 0 and 1, and 2 and 3, of its tiles.
 struct CodeRow : CodeRowLayout {
@@ -214,37 +212,6 @@ EDGE_INLINE void multiply_codes(const int8_t* a, int64_t stride, const CodePanel
     multiply_looked_up<R>(a, stride, panels[0], sum);
   });
 }
-
-// One panel, looked up.
-template <int P>
-struct WidePanels {
-  static_assert(P == 1, "the register tile has one panel");
-  const WideGroup* wide;
-  CodePanel panel;
-
-  template <int R, int Unroll>
-  EDGE_INLINE void multiply_rows_of(const int8_t* a, int64_t stride, i32x16 (&dot)[R][1], Ahead) const {
-    multiply_groups<R>(a, stride, panel.blocks, wide, dot);
-  }
-  template <int R>
-  static constexpr int kOffsetBits = 0;
-  static constexpr float kColumnUnit = 1.0f;
-  static constexpr int kTwoPanelRows = 0;
-  EDGE_INLINE f32x16 column(int64_t, ResidualEntry at) const { return wide[at.tile() / sizeof wide->values].column(at); }
-};
-
-constexpr int64_t kReadyGroupBytes = sizeof(WideGroup);
-
-template <int P>
-static WidePanels<P> make_ready(const Int8Weight& weight, int64_t first, void* memory) {
-  auto* wide = static_cast<WideGroup*>(memory);
-  const CodePanel panel(weight.panel(first), weight.groups(), weight.blocks());
-  for (int64_t group = 0; group < panel.groups; ++group)
-    wide[group].look_up(panel.steps + group * kTileChannels, panel.codes + group * kCodeGroupBytes);
-  return {wide, panel};
-}
-
-#endif
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

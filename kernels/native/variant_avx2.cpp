@@ -1,2 +1,0 @@
-#define EDGE_VARIANT avx2
-#include "variant.h"

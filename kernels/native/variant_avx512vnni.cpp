@@ -1,2 +1,0 @@
-#define EDGE_VARIANT avx512vnni
-#include "variant.h"

@@ -1,2 +1,0 @@
-#define EDGE_VARIANT avxvnni
-#include "variant.h"

@@ -1,2 +1,0 @@
-#define EDGE_VARIANT neondot
-#include "variant.h"

@@ -1,2 +1,0 @@
-#define EDGE_VARIANT neoni8mm
-#include "variant.h"

@@ -1,2 +1,0 @@
-#define EDGE_VARIANT portable
-#include "variant.h"
