@@ -29,6 +29,7 @@ from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.kernels.w4 import GROUP, steps_fit
 from edge_llm.opening.runner import load_runner
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
+from edge_llm.weights.rooms import Budget
 from edge_llm.weights.streamed import StreamedWeights
 
 CONFIG = LlamaConfig(
@@ -100,7 +101,7 @@ def logits_of_flash(folder: Path) -> None:
     """Look rows up and multiply the head, both on flash."""
     with open_bundle(folder) as bundle:
         plan = plan_memory(WeightSizes.of_bundle(bundle), 1 << 30)
-        weights = StreamedWeights(bundle, dataclasses.replace(plan, flash_tables=TABLES))
+        weights = StreamedWeights(bundle, dataclasses.replace(plan, flash_tables=TABLES), budget=Budget(2**30))
         weights.embedding_rows(np.array(TOKENS))
         for _, head in weights.head_blocks():
             assert head.linears["output"].native.rows

@@ -29,6 +29,7 @@ from edge_llm.runner.base import Segment
 from edge_llm.schemes import check_tensor, linear_tensors, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_of_rows, rows_in_panels
 from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
+from edge_llm.weights.rooms import Budget
 from edge_llm.weights.streamed import StreamedWeights
 
 POOL = ThreadPool(2)
@@ -106,7 +107,7 @@ def test_streamed_weights_are_the_weights(mixture, budget):
 def test_tables_on_flash_give_rows_and_runs_of_panels(bundle):
     sizes = WeightSizes.of_bundle(bundle)
     plan = replace(plan_memory(sizes, sizes.total), flash_tables=TABLES)
-    weights = StreamedWeights(bundle, plan)
+    weights = StreamedWeights(bundle, plan, budget=Budget(2**30))
     whole = bundle.read_all()
     name = "embedding.blocks"
     kind = KINDS[bundle.decoder.table.scheme]

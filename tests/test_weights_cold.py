@@ -20,6 +20,7 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.plan import NO_TABLES, OUTPUT_ALONE, TABLES, WeightSizes, plan_staging
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.rooms import Budget
 from edge_llm.weights.staged import StagedWeights
 
 CONFIG = LlamaConfig(
@@ -72,7 +73,7 @@ def staged(bundle, budget=None):
 def test_any_channels_are_those_of_the_whole_matrix_whatever_is_kept(bundle, scheme, resident, wishes, data):
     whole = tiles_of(resident, 1)
     room = data.draw(st.sampled_from([0, 5_000, 10**9]))
-    cold = ColdChannels(bundle, room)
+    cold = ColdChannels(bundle, Budget(room), room)
     for linear, groups in wishes:
         wanted = np.array(sorted(groups), np.int64)
         found = cold.tiles(f"layers.1.{linear}.{MATRIX[scheme]}", wanted)
@@ -81,7 +82,7 @@ def test_any_channels_are_those_of_the_whole_matrix_whatever_is_kept(bundle, sch
 
 
 def test_what_is_kept_is_not_read_again(bundle, scheme):
-    cold = ColdChannels(bundle, 10**9)
+    cold = ColdChannels(bundle, Budget(10**9), 10**9)
     for groups, read in (([3, 4], 1), ([3], 1), ([4, 3][::-1], 1), ([4, 5], 2), ([], 2)):
         cold.tiles(f"layers.0.o.{MATRIX[scheme]}", np.array(groups, np.int64))
         assert cold.read == read
@@ -127,7 +128,7 @@ def test_a_matrix_that_is_damaged_is_not_used_and_can_be_mended(tmp_path):
     write_random(tmp_path, CONFIG, seed=3)
     bundle = open_bundle(tmp_path)
     whole = bundle.read("layers.1.o.tiles")
-    cold = ColdChannels(bundle, 10**9)
+    cold = ColdChannels(bundle, Budget(10**9), 10**9)
     flip(tmp_path / "weights.bin", bundle.tensors["layers.1.o.tiles"].offset + 70)
     for _ in range(2):
         with pytest.raises(CorruptBundle, match=r"`layers.1.o.tiles` .* is damaged"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edge_llm.errors import CorruptBundle, StorageError
 from edge_llm.weights.cache import BlockCache
 from edge_llm.weights.policies import DEFAULT, LRU, Key, Slots, Uses, policy_of
+from edge_llm.weights.rooms import Budget, Buffers
 from edge_llm.weights.store import BlockStore
 
 LAYERS, EXPERTS = 3, 8
@@ -80,7 +81,7 @@ def content(key: Key) -> int:
 
 
 def store_of(disk: Disk, slots: int) -> BlockStore[Key, tuple[Key, np.ndarray]]:
-    return BlockStore([np.zeros(16, np.uint8) for _ in range(slots)], disk.start, disk.open)
+    return BlockStore(Buffers([np.zeros(16, np.uint8) for _ in range(slots)]), disk.start, disk.open)
 
 
 def assert_right(found: list[tuple[int, tuple[Key, np.ndarray]]], layer: int) -> list[int]:
@@ -156,7 +157,7 @@ def test_what_is_needed_is_read_before_guesses_and_wrong_ones_are_never_read():
     store.request(Key(0, 4))
     store.request(Key(0, 3))
     store.drop_guesses({Key(0, 2)})
-    assert store.held == [Key(0, 2), Key(0, 3), Key(0, 4)]
+    assert store.held == [Key(0, 2), Key(0, 4), Key(0, 3)]
     store.wait(Key(0, 4))
     store.request(Key(0, 2))
     store.wait(Key(0, 2))
@@ -183,6 +184,64 @@ def test_a_store_without_room_says_so():
     with pytest.raises(KeyError):
         store.wait(Key(0, 1))
     store.close()
-    assert store.free == 0 and store.held == []
+    assert not store.has_place(Key(0, 2)) and store.held == []
     with pytest.raises(ValueError, match="slot ahead"):
         BlockCache(store, Slots(policy_of(LRU, 1), 1), 0)
+
+
+VERBS = ["request", "guess", "wait", "keep", "drop", "lend"]
+REQUESTS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 9)), max_size=60)
+
+
+@settings(max_examples=150, deadline=None)
+@given(REQUESTS, st.integers(1, 4), st.integers(0, 100), st.integers(0, 2**31))
+def test_two_kinds_in_one_budget_have_what_was_asked_for_and_never_more_memory(requests, count, own, seed):
+    """Blocks in slots and blocks of many sizes; what a step waits for stays until it was used, whatever else is asked for."""
+    budget = Budget(16 * count + own)
+    budget.take("slots", 16 * count)
+    disk = Disk(np.random.default_rng(seed), fails=0.1)
+    slots = BlockStore(Buffers([np.zeros(16, np.uint8) for _ in range(count)]), disk.start, disk.open)
+    room = budget.bytes("own", own, lambda number: 7 * number)
+    kept: BlockStore[int, bytes] = BlockStore(room)
+    for verb, number in requests:
+        key = Key(0, number)
+        if verb == "keep":
+            if kept.make_place(number) and number not in kept:
+                kept.keep(number, bytes([number] * 7 * number))
+            assert (number in kept) == (7 * number <= own)
+            assert sum(len(kept.use(one)) for one in kept.held) == room.held <= own
+        elif verb == "guess":
+            before = slots.held
+            assert slots.guess(key) == (key not in before and len(before) < count)
+        elif verb == "drop":
+            slots.drop_guesses([key])
+        elif verb == "lend":
+            writers = [Reading(disk, key, slots.buffer(place), urgent=True) for place in range(count)]
+            for one in disk.queue:
+                one.settle()
+            slots.lend(writers)
+            disk.queue += writers
+            slots.put(0, key, writers[0])
+        else:
+            assert slots.make_place(key)
+            slots.request(key, urgent=number % 2 == 0)
+            if verb == "wait":
+                with contextlib.suppress(StorageError, CorruptBundle):
+                    assert_right([(number, slots.wait(key))], 0)
+                    assert slots.use(key) is slots.wait(key)
+        assert len(slots.held) <= count
+        assert sum(budget.shares.values()) <= budget.nbytes
+
+
+def test_a_budget_gives_no_more_than_it_has_and_what_is_given_back_again():
+    budget = Budget(100)
+    budget.take("layers", 60)
+    with pytest.raises(MemoryError, match="`experts` wants 41 bytes, and 40 of the 100"):
+        budget.bytes("experts", 41, len)
+    budget.take("layers", 59)
+    budget.take("experts", 41)
+    assert budget.shares == {"layers": 59, "experts": 41}
+    budget.give_back("layers")
+    budget.take("tables", 59)
+    with pytest.raises(LookupError, match="nothing brings it"):
+        BlockStore(budget.bytes("none", 0, lambda key: 0)).request("layers.3")

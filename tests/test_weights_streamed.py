@@ -680,7 +680,7 @@ def change_pieces(folder: Path, change: Callable[[list[int]], Any] | None) -> No
 @given(st.sets(st.integers(0, 200), max_size=60))
 def test_runs_cover_what_is_wanted_and_little_else(wanted: set[int]) -> None:
     pieces = sorted(wanted)
-    runs = list(table._runs(pieces))
+    runs = [(run.first, run.pieces) for run in table._runs("embedding", pieces)]
     covered = [piece for first, count in runs for piece in range(first, first + count)]
     assert covered == sorted(set(covered))
     assert wanted <= set(covered)

@@ -86,6 +86,11 @@ def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]
     return ranges
 
 
+def layer_name(index: int) -> str:
+    """The block of layer ``index``."""
+    return f"layers.{index}"
+
+
 def unit_of(tensor: str) -> str:
     """What is read at once with ``tensor``: its block, such as ``layers.3``, or an expert inside, ``layers.3.experts.17``."""
     parts = tensor.split(".")
@@ -97,7 +102,7 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
     if not decoder.tied:
         yield embedding
     for index, layer in enumerate(decoder.layers):
-        block = f"layers.{index}"
+        block = layer_name(index)
         yield block, list(layer_tensors(layer, {linear.name: hot.get(f"{block}.{linear.name}", 0) for linear in layer.linears}))
     vectors = len(decoder.norm.gains)
     yield "final_norm", [("", "float32", (decoder.hidden_size,) if vectors == 1 else (vectors, decoder.hidden_size))]

@@ -145,7 +145,7 @@ class _Step(Generic[OpenedT]):
             is_used = leaves is not None and leaves not in self._unused
             if is_used and leaves is not None:
                 self._store.release(leaves)
-            if key not in self._store and not self._store.free:
+            if key not in self._store and not self._store.has_place(key):
                 return
             self._store.request(key)
             self._ahead.popleft()

@@ -1,31 +1,39 @@
 """Weights that lie on a card alone: the host reads single input channels of them from flash, when an activation overflows.
 
 An overflow wants the weights of a few input channels (llm.npu, arXiv 2407.05858, §3.3: these rows are fetched on demand).
-What was wanted once is kept in a small cache, least recently used out first.
+What was wanted once is kept in a small store, least recently used out first.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 from edge_llm.schemes.int8_weight import Int8Weight, by_blocks, expand_blocks, is_codes
+from edge_llm.weights.rooms import Budget
+from edge_llm.weights.store import BlockStore
+
+
+class ColdBlock(NamedTuple):
+    """Four input channels of a matrix."""
+
+    tensor: str
+    number: int
 
 
 class ColdChannels:
-    """Input channels of the matrices of ``bundle``, at most ``nbytes`` bytes of them in memory.  One caller at a time."""
+    """Input channels of the matrices of ``bundle``, at most ``nbytes`` bytes of ``budget`` in memory.  One caller at a time."""
 
-    def __init__(self, bundle: Bundle, nbytes: int) -> None:
+    def __init__(self, bundle: Bundle, budget: Budget, nbytes: int) -> None:
         self._bundle = bundle
-        self._room = nbytes
-        self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
-        self.held = 0
-        """Bytes in memory."""
+        self._room = budget.bytes("cold channels", nbytes, partial(_size, bundle))
+        self._store: BlockStore[ColdBlock, np.ndarray] = BlockStore(self._room)
         self.read = 0
         """Matrices that were read so far, each because of channels that were not in memory."""
 
@@ -38,27 +46,30 @@ class ColdChannels:
         """
         panels = self._bundle.tensors[name].shape[0]
         found = np.empty((panels, len(blocks), TILE_CHANNELS, TILE_DEPTH), np.int8)
-        missing = [place for place, block in enumerate(blocks.tolist()) if not self._look_up(name, block, found[:, place])]
+        keys = [ColdBlock(name, block) for block in blocks.tolist()]
+        for place, key in enumerate(keys):
+            if key in self._store:
+                self._store.request(key)  # it stays before others
+                found[:, place] = self._store.use(key)
+        missing = [place for place, key in enumerate(keys) if key not in self._store]
         if missing:
-            self._fetch(name, blocks, missing, found)
+            self._fetch(keys, missing, found)
         return found
 
-    def _look_up(self, name: str, block: int, out: np.ndarray) -> bool:
-        cached = self._cache.get((name, block))
-        if cached is None:
-            return False
-        self._cache.move_to_end((name, block))
-        out[...] = cached
-        return True
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return self._room.held
 
-    def _fetch(self, name: str, blocks: np.ndarray, places: Sequence[int], found: np.ndarray) -> None:
+    def _fetch(self, keys: Sequence[ColdBlock], places: Sequence[int], found: np.ndarray) -> None:
         """Fill the ``places`` of ``found`` from flash.  All of the tensor is read, because its checksum is of all."""
         self.read += 1
-        wanted = blocks[places]
+        name, wanted = keys[0].tensor, np.array([keys[place].number for place in places], np.int64)
         for first, panels in self._bundle.read_panels(name):
             found[first : first + len(panels), places] = self._picked(name, panels, wanted)
-        for place, block in zip(places, wanted.tolist(), strict=True):
-            self._insert((name, block), found[:, place].copy())
+        for place in places:
+            if self._store.make_place(keys[place]):
+                self._store.keep(keys[place], found[:, place].copy())
 
     def _picked(self, name: str, panels: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         """The ``blocks`` of some panels of tensor ``name``."""
@@ -66,12 +77,9 @@ class ColdChannels:
             return np.asarray(panels[:, blocks])
         return expand_blocks(panels, self._bundle.columns(name.rpartition(".")[0]), blocks)
 
-    def _insert(self, key: tuple[str, int], tiles: np.ndarray) -> None:
-        self._cache[key] = tiles
-        self.held += tiles.nbytes
-        while self.held > self._room:
-            _, oldest = self._cache.popitem(last=False)
-            self.held -= oldest.nbytes
+
+def _size(bundle: Bundle, key: ColdBlock) -> int:
+    return bundle.tensors[key.tensor].shape[0] * TILE_CHANNELS * TILE_DEPTH
 
 
 @dataclass(frozen=True)

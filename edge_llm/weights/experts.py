@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle
     from edge_llm.kernels import ThreadPool
     from edge_llm.weights.plan import ExpertSlots
+    from edge_llm.weights.rooms import Budget
 
 Opened = Sequence[Weight]
 """An expert: gate and up in one, then down."""
@@ -38,9 +39,10 @@ GUESSED_BYTES = 8 << 20
 class StoredExperts:
     """The experts of ``bundle`` in as many slots as ``plan`` says, read through ``reader``.  One step at a time."""
 
-    def __init__(self, bundle: Bundle, plan: ExpertSlots, reader: BlockReader) -> None:
+    def __init__(self, bundle: Bundle, plan: ExpertSlots, reader: BlockReader, budget: Budget) -> None:
         self._bundle = bundle
-        store = BlockStore(direct_buffers(plan.slots, plan.slot_bytes), _Reads(reader).start, _Opener(bundle).open)
+        room = budget.buffers("experts", plan.slots, plan.slot_bytes, direct_buffers)
+        store = BlockStore(room, _Reads(reader).start, _Opener(bundle).open)
         self._store: BlockStore[Key, Opened] = store
         self.cache = BlockCache(store, Slots(policy_of(DEFAULT, plan.count), plan.quota), plan.ahead)
         self._layers = {

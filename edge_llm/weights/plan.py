@@ -206,11 +206,9 @@ def _plan_experts(
     least = experts.layers + 1
     plans = []
     for tables, fixed in choices_of_tables.items():
-        for most in (_most(budget, beside), budget):
-            slots = int(most - fixed - layers) // experts.slot.held
-            if slots >= least:
-                plans.append(_expert_plan(sizes, experts, budget, slots, tables, fixed + layers))
-                break
+        near, fitting = (int(most - fixed - layers) // experts.slot.held for most in (_most(budget, beside), budget))
+        if fitting >= least:  # where `near` is too few, the least: a larger budget never has fewer
+            plans.append(_expert_plan(sizes, experts, budget, max(near, least), tables, fixed + layers))
     if not plans:
         raise too_little(budget, min(choices_of_tables.values()) + layers + least * experts.slot.held)
     return min(plans, key=_streamed)

@@ -17,6 +17,7 @@ from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, no_channels
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.plan import StagingPlan
+from edge_llm.weights.rooms import Budget
 from edge_llm.weights.streamed import StreamedWeights
 
 
@@ -24,8 +25,9 @@ class StagedWeights(StreamedWeights):
     """The weights of ``bundle`` under ``staging``: no layer stays here, and any layer may be requested."""
 
     def __init__(self, bundle: Bundle, staging: StagingPlan, progress: CountProgress | None = None) -> None:
-        super().__init__(bundle, staging.plan, progress)
-        self._cold = ColdChannels(bundle, staging.cold_bytes)
+        budget = Budget(staging.plan.held_bytes + staging.cold_bytes)
+        super().__init__(bundle, staging.plan, progress, budget=budget)
+        self._cold = ColdChannels(bundle, budget, staging.cold_bytes)
 
     def host_part(self, index: int) -> BlockWeights:
         block = self.use(index)

@@ -1,132 +1,120 @@
-"""Blocks by name in a few slots of one size: they are asked for at any time, some because a step needs them, some on a guess.
+"""Blocks by name in a room: they are asked for at any time, some because a step needs them, some on a guess.
 
 Who needs a block waits for it, so its read goes before those of guesses.  A guess that turns out wrong is dropped: what no
 reader took on yet is never read.  A store knows neither files nor arrays, and never lets go of a block by itself: who
-owns it says which one leaves.
+owns it says which one leaves.  In a `Ring` that is the one whose turn is the longest ago, in a `BlockCache` a policy says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Container, Hashable, Sequence
+from threading import RLock
+from typing import Any, Generic, TypeVar
+
+from edge_llm.weights.rooms import Bringing, Room, Slot
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 BufferT = TypeVar("BufferT")
 WaitedT = TypeVar("WaitedT")
-WaitedT_co = TypeVar("WaitedT_co", covariant=True)
 OpenedT = TypeVar("OpenedT")
 
 
-class Bringing(Protocol[WaitedT_co]):
-    """A block on its way into a buffer."""
-
-    def wait(self) -> WaitedT_co:
-        """Wait until the block is there; raises what went wrong."""
-        ...
-
-    def hurry(self) -> None:
-        """Somebody waits for it: it goes before what is not urgent."""
-        ...
-
-    def drop(self) -> None:
-        """Nobody wants it any more: bring no more of it than what was begun."""
-        ...
-
-    def settle(self) -> int:
-        """Wait until nobody writes to the buffer any more, whatever came of it, also after `wait`; the bytes that are there."""
-        ...
-
-
-@dataclass(eq=False)
-class _Slot:
-    """A buffer, what may still write to it, and what it holds."""
-
-    buffer: Any
-    bringing: Bringing[Any] | None = None
-    """None when nobody writes to the buffer."""
-    opened: Any = None
-    is_guess: bool = False
-    is_dropped: bool = False
-    """Whether it was a guess that nobody wanted; its bytes are counted when they have settled."""
-
-
 class BlockStore(Generic[KeyT, OpenedT]):
-    """As many blocks as there are ``buffers``, each in a slot from when it is asked for until `release`.
+    """As many blocks as ``room`` has places for, each in a slot from when it is asked for until `release`.
 
     ``start(key, buffer, urgent)`` begins to bring a block and returns at once; ``open(key, buffer, waited)`` checks what came
-    and gives what the block is used as.  Neither may hold the owner of the store.  One caller at a time.
+    and gives what the block is used as.  Neither may hold the owner of the store, whose memory would then wait for a garbage
+    collection.  `request` and `wait` have one caller at a time each; any thread may call `use` meanwhile.
     """
 
     def __init__(
         self,
-        buffers: Iterable[BufferT],
-        start: Callable[[KeyT, BufferT, bool], Bringing[WaitedT]],
-        open: Callable[[KeyT, BufferT, WaitedT], OpenedT],
+        room: Room,
+        start: Callable[[KeyT, BufferT, bool], Bringing[WaitedT]] | None = None,
+        open: Callable[[KeyT, BufferT, WaitedT], OpenedT] | None = None,
     ) -> None:
-        self._free: list[_Slot] = [_Slot(buffer) for buffer in buffers]
-        self._taken: dict[KeyT, _Slot] = {}
-        self._start: Callable[[KeyT, Any, bool], Bringing[Any]] = start
-        self._open: Callable[[KeyT, Any, Any], OpenedT] = open
+        """Without ``start`` and ``open``, blocks come by `keep` alone."""
+        self._room = room
+        self._taken: OrderedDict[KeyT, Slot] = OrderedDict()  # what was asked for last is the last
+        self._start: Callable[[KeyT, Any, bool], Bringing[Any]] = start or _unread
+        self._open: Callable[[KeyT, Any, Any], Any] = open or _as_it_came
+        self._lock = RLock()  # of slots: `request` and `wait` may be called at the same time
         self.guesses = 0
         """Blocks that were guessed, and nobody has asked for since."""
         self.vain_bytes = 0
         """Bytes of guesses that were read and dropped."""
 
-    @property
-    def free(self) -> int:
-        """Slots without a block."""
-        return len(self._free)
-
     def __contains__(self, key: KeyT) -> bool:
         """Whether ``key`` is here or on its way, needed or guessed."""
         return key in self._taken
+
+    @property
+    def held(self) -> list[KeyT]:
+        """All that is here or on its way, what was asked for last at the end."""
+        return list(self._taken)
+
+    def has_place(self, key: KeyT) -> bool:
+        """Whether ``key``, which is not here, could be asked for with nobody leaving."""
+        return self._room.has_place(key)
+
+    def make_place(self, key: KeyT) -> bool:
+        """What nobody has asked for the longest leaves until ``key`` has a place or is here; whether it has one now."""
+        with self._lock:
+            while key not in self._taken and not self._room.has_place(key) and self._taken:
+                self.release(next(iter(self._taken)))
+            return key in self._taken or self._room.has_place(key)
 
     def is_guess(self, key: KeyT) -> bool:
         """Whether ``key`` was guessed, and nobody has asked for it since."""
         slot = self._taken.get(key)
         return slot is not None and slot.is_guess
 
-    def request(self, key: KeyT) -> None:
+    def request(self, key: KeyT, *, urgent: bool = True) -> None:
         """Bring ``key``, for somebody will wait for it; returns at once.
 
-        Raises LookupError when it is neither here nor on its way and no slot is free.
+        What is ``urgent`` overtakes what is not, also if that was asked for before.  Raises LookupError when it is neither here
+        nor on its way and has no place.
         """
-        slot = self._taken.get(key)
-        if slot is None:
-            self._begin(key, urgent=True)
-        elif slot.is_guess:
-            self._end_guess(slot)
-            if slot.bringing is not None:
-                slot.bringing.hurry()
+        with self._lock:
+            slot = self._taken.get(key)
+            if slot is None:
+                self._begin(key, urgent)
+                return
+            self._taken.move_to_end(key)
+            if slot.is_guess:
+                self._end_guess(slot)
+                if slot.bringing is not None:
+                    slot.bringing.hurry()
 
     def guess(self, key: KeyT) -> bool:
-        """Bring ``key`` behind all that is needed; false, with nothing done, if it is here or no slot is free."""
-        if key in self._taken or not self._free:
-            return False
-        self._begin(key, urgent=False).is_guess = True
-        self.guesses += 1
-        return True
+        """Bring ``key`` behind all that is needed; false, with nothing done, if it is here or has no place."""
+        with self._lock:
+            if key in self._taken or not self._room.has_place(key):
+                return False
+            self._begin(key, urgent=False).is_guess = True
+            self.guesses += 1
+            return True
 
     def drop_guesses(self, wanted: Container[KeyT] = ()) -> int:
         """Let go of all guesses but the ``wanted``; how many these were."""
-        wrong = [key for key, slot in self._taken.items() if slot.is_guess and key not in wanted]
-        for key in wrong:
-            slot = self._taken[key]
-            slot.is_dropped = True
-            if slot.bringing is not None:
-                slot.bringing.drop()
-            self.release(key)
+        with self._lock:
+            wrong = [key for key, slot in self._taken.items() if slot.is_guess and key not in wanted]
+            for key in wrong:
+                slot = self._taken[key]
+                slot.is_dropped = True
+                if slot.bringing is not None:
+                    slot.bringing.drop()
+                self.release(key)
         return len(wrong)
 
     def wait(self, key: KeyT) -> OpenedT:
         """Wait until ``key``, which was requested, is here: what it is used as, valid until `release`.
 
-        Raises what its read or `open` raises, and the slot is free then; KeyError when nobody has asked for it.
+        Raises what its read or `open` raises, and its slot is free then; KeyError when nobody has asked for it.
         """
         slot = self._taken[key]
-        if slot.opened is None:
-            assert slot.bringing is not None, "a slot that is taken is read or open"
+        if slot.bringing is not None:
             try:
                 slot.opened = self._open(key, slot.buffer, slot.bringing.wait())
             except BaseException:
@@ -136,44 +124,99 @@ class BlockStore(Generic[KeyT, OpenedT]):
         opened: OpenedT = slot.opened
         return opened
 
+    def use(self, key: KeyT) -> OpenedT:
+        """What `wait` gave for ``key``, valid until `release`; KeyError when it is not here."""
+        slot = self._taken[key]
+        if slot.bringing is not None:
+            raise KeyError(key)
+        opened: OpenedT = slot.opened
+        return opened
+
+    def keep(self, key: KeyT, opened: OpenedT) -> None:
+        """``key``, which has a place and was not asked for, came some other way, and is used as ``opened``."""
+        with self._lock:
+            slot = self._empty_slot(key)
+            slot.opened = opened
+            self._enter(key, slot)
+
     def release(self, key: KeyT) -> None:
         """``key`` leaves its slot, wherever its read is; nothing happens when it is not here."""
-        slot = self._taken.pop(key, None)
-        if slot is not None:
-            self._end_guess(slot)
-            slot.opened = None
-            self._free.append(slot)
-
-    @property
-    def held(self) -> list[KeyT]:
-        """All that is here or on its way, in the order in which it was asked for."""
-        return list(self._taken)
+        with self._lock:
+            slot = self._taken.pop(key, None)
+            if slot is not None:
+                self._end_guess(slot)
+                slot.opened = None
+                if slot.buffer is None:
+                    self._settle(slot)  # its memory goes with it
+                self._room.give(key, slot)
 
     def close(self) -> None:
-        """Give all buffers back; nothing can be asked for any more."""
+        """Give all memory back; nothing can be asked for any more."""
+        with self._lock:
+            self._release_all()
+            for slot in self._room.slots:
+                self._settle(slot)
+            self._room.close()
+
+    def place(self, key: KeyT) -> int:
+        """The number of the slot that ``key`` is in, or on its way to."""
+        return self._taken[key].place
+
+    def buffer(self, place: int) -> Any:
+        """The buffer of slot ``place``."""
+        return self._room.slots[place].buffer
+
+    def lend(self, writers: Sequence[Bringing[Any]]) -> None:
+        """Empty every slot for somebody who fills them himself; ``writers[i]`` is settled when nobody writes to slot i."""
+        with self._lock:
+            self._release_all()
+            for slot, writer in zip(self._room.slots, writers, strict=True):
+                slot.bringing = writer
+
+    def put(self, place: int, key: KeyT, bringing: Bringing[Any]) -> None:
+        """Slot ``place``, which was lent, has ``key`` or will have it when ``bringing`` has ended."""
+        with self._lock:
+            slot = self._room.slots[place]
+            slot.bringing = bringing
+            self._enter(key, slot)
+
+    def _release_all(self) -> None:
         for key in self.held:
             self.release(key)
-        for slot in self._free:
-            self._settle(slot)
-        self._free = []
 
-    def _end_guess(self, slot: _Slot) -> None:
+    def _end_guess(self, slot: Slot) -> None:
         self.guesses -= slot.is_guess
         slot.is_guess = False
 
-    def _begin(self, key: KeyT, *, urgent: bool) -> _Slot:
-        if not self._free:
-            raise LookupError(f"no slot is free for `{key}`")
-        place = next((place for place, slot in enumerate(self._free) if slot.bringing is None), 0)
-        slot = self._free[place]
-        self._settle(slot)
+    def _begin(self, key: KeyT, urgent: bool) -> Slot:
+        slot = self._empty_slot(key)
         slot.bringing = self._start(key, slot.buffer, urgent)
-        self._taken[key] = self._free.pop(place)
+        self._enter(key, slot)
         return slot
 
-    def _settle(self, slot: _Slot) -> None:
+    def _empty_slot(self, key: KeyT) -> Slot:
+        """A slot for ``key`` that nobody writes to."""
+        if not self._room.has_place(key):
+            raise LookupError(f"no slot is free for `{key}`")
+        slot = self._room.next(key)
+        self._settle(slot)
+        return slot
+
+    def _enter(self, key: KeyT, slot: Slot) -> None:
+        self._room.take(key, slot)
+        self._taken[key] = slot
+
+    def _settle(self, slot: Slot) -> None:
         """Nobody writes to ``slot`` any more."""
         if slot.bringing is not None:
             there = slot.bringing.settle()
             self.vain_bytes += there if slot.is_dropped else 0
         slot.bringing, slot.is_dropped = None, False
+
+
+def _unread(key: Hashable, buffer: Any, urgent: bool) -> Bringing[Any]:
+    raise LookupError(f"`{key}` was not kept, and nothing brings it")
+
+
+def _as_it_came(key: Hashable, buffer: Any, waited: Any) -> Any:
+    return waited

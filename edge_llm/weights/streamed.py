@@ -9,7 +9,7 @@ import numpy as np
 from edge_llm.formats.block_reader import BlockReader, BlockReading
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
-from edge_llm.formats.layout import DTYPES, BlockRange, group_units, unit_of
+from edge_llm.formats.layout import DTYPES, BlockRange, group_units, layer_name, unit_of
 from edge_llm.operations.host_call import HostExperts
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
@@ -19,8 +19,12 @@ from edge_llm.weights.experts import StoredExperts
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
+from edge_llm.weights.rooms import Budget
 from edge_llm.weights.table import FlashTable
 from edge_llm.weights.turns import LayerTurns, RingTurns
+
+RESIDENT, LAYERS = "resident", "streamed layers"
+"""Their shares of the budget; those of tables, experts and cold channels are named where these are read."""
 
 
 class StreamedWeights:
@@ -28,7 +32,8 @@ class StreamedWeights:
 
     The `slots` streamed layers that were requested last own the buffers, so callers request layers in the order of use.
     `request` and `wait` have one caller at a time each; any thread may call `use` meanwhile.  Layers that a card ``streams`` to
-    itself may be resident here.  ``file`` replaces ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `wait`.
+    itself may be resident here.  ``file`` replaces ``weights.bin``; without a ``budget`` all is within what the plan holds.
+    Raises `StorageError` or `CorruptBundle`, as does `wait`.
     """
 
     def __init__(
@@ -39,16 +44,20 @@ class StreamedWeights:
         *,
         streams: tuple[int, ...] = (),
         file: RangeFile | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.streamed = tuple(sorted({*plan.streamed, *streams}))
         self.flash_tables = plan.flash_tables
         self.streamed_bytes = plan.streamed_bytes
         self.slots = plan.slots
         self.nbytes = plan.held_bytes
+        self.budget = budget or Budget(plan.held_bytes)
+        """What of its memory each kind of block has."""
         self._bundle = bundle
         self._flash = reader = range_reader()
         self._reader = BlockReader(bundle, reader, file)
         tensors = self._read_resident(plan, progress)
+        self.budget.take(RESIDENT, sum(array.nbytes for array in tensors.values()))
         self.embedding, output = table_weights(bundle, tensors)
         self.head = BlockWeights({"output": output}, bundle.decoder.norm.named(tensors["final_norm"]))
         self._tables: dict[str, FlashTable] = {}
@@ -57,13 +66,14 @@ class StreamedWeights:
                 self._tables[name] = self._tables[EMBEDDING]
             elif name in plan.flash_tables:
                 tensor = bundle.blocks[name].tensors[0]
-                self._tables[name] = FlashTable(bundle, tensor, resident, reader, file)
-        self._experts = None if plan.experts is None else StoredExperts(bundle, plan.experts, self._reader)
+                self._tables[name] = FlashTable(bundle, tensor, resident, reader, self.budget, file)
+        self._experts = None if plan.experts is None else StoredExperts(bundle, plan.experts, self._reader, self.budget)
         self._resident = {index: layer_weights(bundle, tensors, index, self._experts_of(index)) for index in plan.resident}
         if self._experts is not None:
             self._experts.connect(self._resident)
         self._by_buffer = _LayersByBuffer(bundle, self._reader)
-        self._ring = Ring(direct_buffers(plan.slots, plan.slot_bytes), self._by_buffer.start, self._by_buffer.open)
+        room = self.budget.buffers(LAYERS, plan.slots, plan.slot_bytes, direct_buffers)
+        self._ring = Ring(room, self._by_buffer.start, self._by_buffer.open)
         self._turns = LayerTurns(self._ring, plan.streamed, self._by_buffer.get)
         self._loaded_bytes = reader.read_bytes
 
@@ -79,15 +89,15 @@ class StreamedWeights:
         return None if self._experts is None else self._experts.of_layer(index)
 
     def use(self, index: int) -> BlockWeights:
-        return self._resident[index] if index in self._resident else self._ring.use(index)
+        return self._resident[index] if index in self._resident else self._ring.use(layer_name(index))
 
     def request(self, index: int) -> None:
         if index not in self._resident:
-            self._ring.request(index)
+            self._ring.request(layer_name(index))
 
     def wait(self, index: int) -> None:
         if index not in self._resident:
-            self._ring.wait(index)
+            self._ring.wait(layer_name(index))
 
     def turns(self) -> RingTurns | None:
         return self._turns.begin() if self.streamed and len(self._ring) else None
@@ -97,6 +107,7 @@ class StreamedWeights:
 
     def forget_layers(self) -> None:
         self._ring.release()
+        self.budget.give_back(LAYERS)
         self._by_buffer.clear()
 
     def forget_tables(self) -> None:
@@ -128,7 +139,7 @@ class StreamedWeights:
             table.close()
 
     def _read_resident(self, plan: MemoryPlan, progress: CountProgress | None) -> dict[str, np.ndarray]:
-        elsewhere = {f"layers.{index}" for index in range(len(self._bundle.decoder.layers)) if index not in plan.resident}
+        elsewhere = {layer_name(index) for index in range(len(self._bundle.decoder.layers)) if index not in plan.resident}
         blocks = [block for name, block in self._bundle.blocks.items() if name not in elsewhere]
         total = sum(block.nbytes for block in blocks)
         tensors: dict[str, np.ndarray] = {}
@@ -159,30 +170,31 @@ class _LayersByBuffer:
     def __init__(self, bundle: Bundle, reader: BlockReader) -> None:
         self._bundle = bundle
         self._reader = reader
+        self._numbers = {layer_name(index): index for index in range(len(bundle.decoder.layers))}
         # by the layer and the identity of the buffer
-        self._readings: dict[tuple[int, int], BlockReading] = {}
-        self._opened: dict[tuple[int, int], BlockWeights] = {}
-        self._first: dict[int, BlockWeights] = {}  # by the layer: as it was opened first; it has what other buffers share
+        self._readings: dict[tuple[str, int], BlockReading] = {}
+        self._opened: dict[tuple[str, int], BlockWeights] = {}
+        self._first: dict[str, BlockWeights] = {}  # by the layer: as it was opened first; it has what other buffers share
 
-    def start(self, index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
-        found = self._readings.get((index, id(buffer)))
+    def start(self, name: str, buffer: np.ndarray, urgent: bool) -> BlockReading:
+        found = self._readings.get((name, id(buffer)))
         if found is None or not found.again():
             beside = next(iter(self._readings.values()), None)
-            found = self._readings[index, id(buffer)] = self._reader.start(f"layers.{index}", buffer, beside)
+            found = self._readings[name, id(buffer)] = self._reader.start(name, buffer, beside)
         return found
 
-    def open(self, index: int, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
-        if (index, id(buffer)) not in self._opened:
-            opened = self._opened[index, id(buffer)] = layer_weights(self._bundle, tensors, index)
-            first = self._first.setdefault(index, opened)
-            for name, linear in opened.linears.items():
-                linear.prepare(first.linears[name])  # a program is made when another layer may be in the buffer
-        return self._opened[index, id(buffer)]
+    def open(self, name: str, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+        if (name, id(buffer)) not in self._opened:
+            opened = self._opened[name, id(buffer)] = layer_weights(self._bundle, tensors, self._numbers[name])
+            first = self._first.setdefault(name, opened)
+            for own, linear in opened.linears.items():
+                linear.prepare(first.linears[own])  # a program is made when another layer may be in the buffer
+        return self._opened[name, id(buffer)]
 
-    def get(self, index: int, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
-        """How layer ``index`` is read into ``buffer`` and what it is there; None before it was opened there."""
-        weights = self._opened.get((index, id(buffer)))
-        return None if weights is None else (self._readings[index, id(buffer)], weights)
+    def get(self, name: str, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
+        """How layer ``name`` is read into ``buffer`` and what it is there; None before it was opened there."""
+        weights = self._opened.get((name, id(buffer)))
+        return None if weights is None else (self._readings[name, id(buffer)], weights)
 
     def clear(self) -> None:
         """Forget all layers, which hold the buffers."""

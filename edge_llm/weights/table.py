@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,12 +24,15 @@ from edge_llm.weights.ring import Ring, in_turn
 
 if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle
+    from edge_llm.weights.rooms import Budget
 
 BLOCK_BYTES = 2 << 20
 """About as many bytes of the output matrix are multiplied at once."""
 BLOCK_BUFFERS = 8
 """Blocks in memory: one is multiplied while the others are read and checked.  With fewer blocks than
 readers, some readers would go on to the layers of the next step, which can wait."""
+ROWS, BLOCKS = "rows", "blocks"
+"""What runs of a table are read for."""
 ROW_BUFFERS = 4
 """Runs of pieces that are in memory while the rows of a prompt are gathered."""
 ROW_PIECES = 8
@@ -37,8 +40,15 @@ ROW_PIECES = 8
 ROW_GAP = 1
 """Two runs with this many pieces or fewer between them are read as one, because a second request would take longer."""
 
-_Run = tuple[int, int]
-"""Pieces of the tensor: the first, and how many (fewer at the end)."""
+
+class Run(NamedTuple):
+    """A block of a table."""
+
+    tensor: str
+    first: int
+    """The number of its first piece."""
+    pieces: int
+    """How many these are; fewer at the tensor's end."""
 
 
 class FlashTable:
@@ -54,11 +64,13 @@ class FlashTable:
         tensor: TensorRange,
         resident: Table,
         reader: RangeReader,
+        budget: Budget,
         file: RangeFile | None = None,
     ) -> None:
         file = file or DirectFile(bundle.folder / WEIGHTS)
         self._tensor = tensor
         self._resident = resident
+        self._budget = budget
         self._flash = _FlashRuns(bundle, tensor, reader, file)
         self._close = weakref.finalize(self, file.close)
 
@@ -67,11 +79,11 @@ class FlashTable:
         rows = empty_rows(self._resident, len(tokens))
         order = np.argsort(tokens)
         pieces = tokens[order] // self._piece_rows
-        runs = list(_runs(np.unique(pieces).tolist()))
-        ends = np.searchsorted(pieces, [first + count for first, count in runs]).tolist()
-        for (first, _), start, end, panels in zip(runs, [0, *ends], ends, in_turn(self._row_ring, runs), strict=False):
+        runs = list(_runs(self._tensor.name, np.unique(pieces).tolist()))
+        ends = np.searchsorted(pieces, [run.first + run.pieces for run in runs]).tolist()
+        for run, start, end, panels in zip(runs, [0, *ends], ends, in_turn(self._row_ring, runs), strict=False):
             places = order[start:end]
-            rows[places] = gather(self._resident, panels, tokens[places] - first * self._piece_rows)
+            rows[places] = gather(self._resident, panels, tokens[places] - run.first * self._piece_rows)
         return gathered(self._resident, rows, tokens)
 
     def blocks(self) -> Iterator[tuple[slice, Table]]:
@@ -81,21 +93,27 @@ class FlashTable:
         of the same step waits for the layers that were requested before them.
         """
         count = _block_pieces(self._tensor)
-        runs = [(first, count) for first in range(0, self._tensor.piece_count, count)]
-        for (first, _), panels in zip(runs, in_turn(self._block_ring, runs), strict=True):
-            row = first * self._piece_rows
+        runs = [Run(self._tensor.name, first, count) for first in range(0, self._tensor.piece_count, count)]
+        for run, panels in zip(runs, in_turn(self._block_ring, runs), strict=True):
+            row = run.first * self._piece_rows
             rows = slice(row, min(row + len(panels) * TILE_CHANNELS, self._resident.rows))
             yield rows, part(self._resident, panels, rows)
         for run in runs[: len(self._block_ring)]:
             self._block_ring.request(run)
 
     @cached_property
-    def _row_ring(self) -> Ring[_Run, np.ndarray]:
-        return self._flash.ring(ROW_BUFFERS, ROW_PIECES)
+    def _row_ring(self) -> Ring[Run, np.ndarray]:
+        return self._ring(ROWS, ROW_BUFFERS, ROW_PIECES)
 
     @cached_property
-    def _block_ring(self) -> Ring[_Run, np.ndarray]:
-        return self._flash.ring(BLOCK_BUFFERS, _block_pieces(self._tensor))
+    def _block_ring(self) -> Ring[Run, np.ndarray]:
+        return self._ring(BLOCKS, BLOCK_BUFFERS, _block_pieces(self._tensor))
+
+    def _ring(self, use: str, buffers: int, pieces: int) -> Ring[Run, np.ndarray]:
+        """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles, codes or blocks."""
+        nbytes = _buffer_bytes(self._tensor, pieces)
+        room = self._budget.buffers(f"{use} of {self._tensor.name}", buffers, nbytes, direct_buffers)
+        return Ring(room, self._flash.start, self._flash.open)
 
     @property
     def _piece_rows(self) -> int:
@@ -104,10 +122,11 @@ class FlashTable:
 
     def forget(self) -> None:
         """Give back the memory of runs, until one is read again."""
-        for name in ("_row_ring", "_block_ring"):
-            ring: Ring[_Run, np.ndarray] | None = self.__dict__.pop(name, None)
+        for use, name in ((ROWS, "_row_ring"), (BLOCKS, "_block_ring")):
+            ring: Ring[Run, np.ndarray] | None = self.__dict__.pop(name, None)
             if ring is not None:
                 ring.release()
+                self._budget.give_back(f"{use} of {self._tensor.name}")
 
     def close(self) -> None:
         """Close the file."""
@@ -122,21 +141,17 @@ class _FlashRuns:
         self._tensor = tensor
         self._reader = reader
         self._file = file
-        self._sound: set[_Run] = set()  # runs that hold what they may; under the same checksums they always will
+        self._sound: set[Run] = set()  # runs that hold what they may; under the same checksums they always will
 
-    def ring(self, buffers: int, pieces: int) -> Ring[_Run, np.ndarray]:
-        """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles, codes or blocks."""
-        return Ring(direct_buffers(buffers, _buffer_bytes(self._tensor, pieces)), self._start, self._open)
-
-    def _start(self, run: _Run, buffer: np.ndarray, urgent: bool) -> RangeReading:
+    def start(self, run: Run, buffer: np.ndarray, urgent: bool) -> RangeReading:
         at, lead, nbytes = self._extent(run)
-        ends = np.minimum(np.arange(run[1] + 1) * self._tensor.piece_bytes, nbytes) + lead  # the first: where pieces begin
+        ends = np.minimum(np.arange(run.pieces + 1) * self._tensor.piece_bytes, nbytes) + lead  # the first: where pieces begin
         out = buffer[: align(lead + nbytes, BLOCK_ALIGNMENT)]
         return RangeReading(self._file, self._reader, out, at - lead, ends, urgent=urgent)
 
-    def _open(self, run: _Run, buffer: np.ndarray, checksums: list[int]) -> np.ndarray:
-        tensor, (first, count) = self._tensor, run
-        expected = list(tensor.pieces[first : first + count])
+    def open(self, run: Run, buffer: np.ndarray, checksums: list[int]) -> np.ndarray:
+        tensor = self._tensor
+        expected = list(tensor.pieces[run.first : run.first + run.pieces])
         if checksums[1 : 1 + len(expected)] != expected:
             raise self._bundle.damaged(tensor)
         _, lead, nbytes = self._extent(run)
@@ -146,24 +161,24 @@ class _FlashRuns:
             self._sound.add(run)
         return panels
 
-    def _extent(self, run: _Run) -> tuple[int, int, int]:
+    def _extent(self, run: Run) -> tuple[int, int, int]:
         """Where ``run`` begins in the file and in a buffer, which begins on a page, and its bytes up to the tensor's end."""
-        tensor, (first, count) = self._tensor, run
-        start = first * tensor.piece_bytes
+        tensor = self._tensor
+        start = run.first * tensor.piece_bytes
         at = tensor.offset + start
-        return at, at % BLOCK_ALIGNMENT, min(count * tensor.piece_bytes, tensor.nbytes - start)
+        return at, at % BLOCK_ALIGNMENT, min(run.pieces * tensor.piece_bytes, tensor.nbytes - start)
 
 
-def _runs(pieces: Sequence[int]) -> Iterator[_Run]:
-    """Runs of at most `ROW_PIECES` that cover all ``pieces`` (ascending), with gaps of at most `ROW_GAP`."""
+def _runs(tensor: str, pieces: Sequence[int]) -> Iterator[Run]:
+    """Runs of at most `ROW_PIECES` that cover all ``pieces`` (ascending) of ``tensor``, with gaps of at most `ROW_GAP`."""
     first, last = None, 0
     for piece in pieces:
         if first is not None and (piece - last > ROW_GAP + 1 or piece - first >= ROW_PIECES):
-            yield first, last - first + 1
+            yield Run(tensor, first, last - first + 1)
             first = None
         first, last = piece if first is None else first, piece
     if first is not None:
-        yield first, last - first + 1
+        yield Run(tensor, first, last - first + 1)
 
 
 def block_memory(tensor: TensorRange) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edge_llm.formats.layout import layer_name
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.weights.base import Turn
 from edge_llm.weights.ring import Ring
@@ -36,18 +37,18 @@ class RingTurns:
     """The turns of a step in the buffers of ``ring``, which are lent to its program."""
 
     layers: Mapping[int, Turn]
-    ring: Ring[int, BlockWeights]
+    ring: Ring[str, BlockWeights]
     reads: Sequence[Read]
     """In their order: those of the step, then those that it begins for the next one."""
 
     def lend(self) -> None:
         places = range(len(self.ring))
-        self.ring.lend([_Writers([read.reading for read in self.reads if read.place == place]) for place in places])
+        self.ring.store.lend([_Writers([read.reading for read in self.reads if read.place == place]) for place in places])
 
     def give_back(self, layer: int | None) -> None:
         first = len(self.layers) if layer is None else list(self.layers).index(layer)
         for read in self.reads[first : first + len(self.ring)]:
-            self.ring.put(read.place, read.layer, read.reading)
+            self.ring.store.put(read.place, layer_name(read.layer), read.reading)
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,27 @@ class _Writers:
     def wait(self) -> None:
         """Nothing to open: what comes is the program's."""
 
-    def settle(self) -> None:
-        for reading in self.readings:
-            reading.settle()
+    def hurry(self) -> None:
+        """The program has begun them in its order."""
+
+    def drop(self) -> None:
+        """The program wants all that it has begun."""
+
+    def settle(self) -> int:
+        return sum(reading.settle() for reading in self.readings)
 
 
 class LayerTurns:
     """Makes the turns of steps over the layers ``streamed``, of which there are more than buffers of ``ring``.
 
-    ``find(layer, buffer)`` is how a layer is read into a buffer and what it is there, or None before it was opened there.
+    ``find(name, buffer)`` is how a layer is read into a buffer and what it is there, or None before it was opened there.
     """
 
     def __init__(
         self,
-        ring: Ring[int, BlockWeights],
+        ring: Ring[str, BlockWeights],
         streamed: Sequence[int],
-        find: Callable[[int, np.ndarray], tuple[BlockReading, BlockWeights] | None],
+        find: Callable[[str, np.ndarray], tuple[BlockReading, BlockWeights] | None],
     ) -> None:
         self._ring = ring
         self._streamed = streamed
@@ -88,8 +94,8 @@ class LayerTurns:
         """
         ahead = self._streamed[: len(self._ring)]
         for layer in ahead:
-            self._ring.request(layer)
-        places = self._ring.places(ahead)
+            self._ring.request(layer_name(layer))
+        places = tuple(self._ring.store.place(layer_name(layer)) for layer in ahead)
         reads = self._reads(places)
         if reads is None:
             return None
@@ -102,7 +108,7 @@ class LayerTurns:
         reads: list[Read] = []
         for number in range(len(self._streamed) + len(places)):
             layer, place = self._streamed[number % len(self._streamed)], places[number % len(places)]
-            found = self._find(layer, self._ring.buffer(place))
+            found = self._find(layer_name(layer), self._ring.store.buffer(place))
             if found is None or found[0].native is None:
                 return None
             reads.append(Read(layer, place, *found))

@@ -15,6 +15,7 @@ from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
 from edge_llm.schemes.tables import Table, expanded_runs
 from edge_llm.weights.base import SLOTS, Weights
 from edge_llm.weights.ring import Ring
+from edge_llm.weights.rooms import Buffers
 
 CardLinearT = TypeVar("CardLinearT")
 
@@ -108,8 +109,15 @@ class _Arrival:
     def wait(self) -> None:
         self.host.wait(self.index)
 
-    def settle(self) -> None:
+    def hurry(self) -> None:
+        """The host's requests have their order."""
+
+    def drop(self) -> None:
+        """No layer is guessed."""
+
+    def settle(self) -> int:
         """Nobody but the caller of `wait` writes to card memory."""
+        return 0
 
 
 class CardWeights(Generic[CardLinearT]):
@@ -204,5 +212,4 @@ def _card_ring(host: Weights, load: Load[CardLinearT], slots: int) -> Ring[int, 
     def open_(index: int, slot: CardSlot[CardLinearT], waited: None) -> CardBlock[CardLinearT]:
         return load(host, index, slot)
 
-    buffers: list[CardSlot[CardLinearT]] = [CardSlot() for _ in range(slots)]
-    return Ring(buffers, start, open_)
+    return Ring(Buffers([CardSlot() for _ in range(slots)]), start, open_)

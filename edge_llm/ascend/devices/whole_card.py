@@ -62,6 +62,7 @@ class WholeCardWeights(CardWeights[CardLinear]):
 
     def __init__(self, host: Weights, chip: EmulatedChip, decoder: Decoder) -> None:
         self._embedding = output = _table(chip, decoder.output, embedding_runs(host))
+        host.forget_tables()  # the runs of the output matrix take their memory
         if not decoder.tied:
             output = _table(chip, decoder.output, output_blocks(host, decoder))
         norm = {name: chip.memory.upload(vector).values for name, vector in host.head.gains.items()}
