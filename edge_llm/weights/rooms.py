@@ -57,12 +57,12 @@ class Room(Protocol):
         """Whether there is room for the block ``key``."""
         ...
 
-    def next(self, key: Any) -> Slot:
-        """The slot that `take` would give for ``key``, which has a place."""
+    def take(self, key: Any) -> Slot | None:
+        """A slot for ``key``, one that nobody writes to where there is one; None without a place."""
         ...
 
-    def take(self, key: Any, slot: Slot) -> None:
-        """``slot``, which is free, is for ``key`` from now on."""
+    def claim(self, key: Any, place: int) -> Slot:
+        """Slot ``place``, which is free, for ``key``."""
         ...
 
     def give(self, key: Any, slot: Slot) -> None:
@@ -87,12 +87,16 @@ class Buffers:
     def has_place(self, key: Any) -> bool:
         return bool(self._free)
 
-    def next(self, key: Any) -> Slot:
-        """A slot that nobody writes to, or else the one that was given back first."""
-        return next((slot for slot in self._free if slot.bringing is None), self._free[0])
+    def take(self, key: Any) -> Slot | None:
+        for place, slot in enumerate(self._free):
+            if slot.bringing is None:
+                return self._free.pop(place)
+        return self._free.pop(0) if self._free else None  # the one that was given back first
 
-    def take(self, key: Any, slot: Slot) -> None:
+    def claim(self, key: Any, place: int) -> Slot:
+        slot = self.slots[place]
         self._free.remove(slot)
+        return slot
 
     def give(self, key: Any, slot: Slot) -> None:
         self._free.append(slot)
@@ -115,11 +119,14 @@ class Bytes:
     def has_place(self, key: Any) -> bool:
         return self.held + self._size(key) <= self._nbytes
 
-    def next(self, key: Any) -> Slot:
+    def take(self, key: Any) -> Slot | None:
+        if not self.has_place(key):
+            return None
+        self.held += self._size(key)
         return Slot(None)
 
-    def take(self, key: Any, slot: Slot) -> None:
-        self.held += self._size(key)
+    def claim(self, key: Any, place: int) -> Slot:
+        raise LookupError(f"`{key}` has no slot that stays")
 
     def give(self, key: Any, slot: Slot) -> None:
         self.held -= self._size(key)

@@ -102,8 +102,8 @@ class BlockStore(Generic[KeyT, OpenedT]):
             wrong = [key for key, slot in self._taken.items() if slot.is_guess and key not in wanted]
             for key in wrong:
                 slot = self._taken[key]
-                slot.is_dropped = True
                 if slot.bringing is not None:
+                    slot.is_dropped = True
                     slot.bringing.drop()
                 self.release(key)
         return len(wrong)
@@ -133,11 +133,10 @@ class BlockStore(Generic[KeyT, OpenedT]):
         return opened
 
     def keep(self, key: KeyT, opened: OpenedT) -> None:
-        """``key``, which has a place and was not asked for, came some other way, and is used as ``opened``."""
+        """``key``, which has a place and was not asked for, came with memory of its own, and is used as ``opened``."""
         with self._lock:
-            slot = self._empty_slot(key)
+            self._taken[key] = slot = self._slot_for(key)
             slot.opened = opened
-            self._enter(key, slot)
 
     def release(self, key: KeyT) -> None:
         """``key`` leaves its slot, wherever its read is; nothing happens when it is not here."""
@@ -176,42 +175,41 @@ class BlockStore(Generic[KeyT, OpenedT]):
     def put(self, place: int, key: KeyT, bringing: Bringing[Any]) -> None:
         """Slot ``place``, which was lent, has ``key`` or will have it when ``bringing`` has ended."""
         with self._lock:
-            slot = self._room.slots[place]
+            self._taken[key] = slot = self._room.claim(key, place)
             slot.bringing = bringing
-            self._enter(key, slot)
 
     def _release_all(self) -> None:
         for key in self.held:
             self.release(key)
 
     def _end_guess(self, slot: Slot) -> None:
-        self.guesses -= slot.is_guess
-        slot.is_guess = False
+        if slot.is_guess:
+            self.guesses -= 1
+            slot.is_guess = False
 
     def _begin(self, key: KeyT, urgent: bool) -> Slot:
-        slot = self._empty_slot(key)
-        slot.bringing = self._start(key, slot.buffer, urgent)
-        self._enter(key, slot)
-        return slot
-
-    def _empty_slot(self, key: KeyT) -> Slot:
-        """A slot for ``key`` that nobody writes to."""
-        if not self._room.has_place(key):
-            raise LookupError(f"no slot is free for `{key}`")
-        slot = self._room.next(key)
-        self._settle(slot)
-        return slot
-
-    def _enter(self, key: KeyT, slot: Slot) -> None:
-        self._room.take(key, slot)
+        slot = self._slot_for(key)
+        try:
+            self._settle(slot)
+            slot.bringing = self._start(key, slot.buffer, urgent)
+        except BaseException:
+            self._room.give(key, slot)
+            raise
         self._taken[key] = slot
+        return slot
+
+    def _slot_for(self, key: KeyT) -> Slot:
+        slot = self._room.take(key)
+        if slot is None:
+            raise LookupError(f"no slot is free for `{key}`")
+        return slot
 
     def _settle(self, slot: Slot) -> None:
         """Nobody writes to ``slot`` any more."""
         if slot.bringing is not None:
             there = slot.bringing.settle()
             self.vain_bytes += there if slot.is_dropped else 0
-        slot.bringing, slot.is_dropped = None, False
+            slot.bringing, slot.is_dropped = None, False
 
 
 def _unread(key: Hashable, buffer: Any, urgent: bool) -> Bringing[Any]:
