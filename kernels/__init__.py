@@ -9,6 +9,6 @@ number of rows at once.
     tiles = kernels.layout.pack_tiles(weight)
 """
 
-from edge_llm.kernels._native import LowRank, ThreadPool, isa, isa_variants, use_isa
+from edge_llm.kernels._native import LowRank, ThreadPool, emulated_isas, isa, isa_refusal, isa_variants, use_isa
 
-__all__ = ["LowRank", "ThreadPool", "isa", "isa_variants", "use_isa"]
+__all__ = ["LowRank", "ThreadPool", "emulated_isas", "isa", "isa_refusal", "isa_variants", "use_isa"]

@@ -283,13 +283,24 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     return make
 
+def with_isa(name: str) -> Iterator[str]:
+    """The kernels of this instruction set for one test."""
+    chosen = kernels.isa()
+    kernels.use_isa(name)
+    yield name
+    kernels.use_isa(chosen)
+
+
 @pytest.fixture(params=kernels.isa_variants())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels of each instruction set that this machine has."""
-    chosen = kernels.isa()
-    kernels.use_isa(request.param)
-    yield request.param
-    kernels.use_isa(chosen)
+    yield from with_isa(request.param)
+
+
+@pytest.fixture(params=[*kernels.isa_variants(), *kernels.emulated_isas()])
+def every_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same, and of each that this machine emulates."""
+    yield from with_isa(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,12 @@ from edge_llm.kernels.activation import GELU_ERF, GELU_TANH, RELU, RELU_SQUARED,
 NO_HOT = np.zeros(0, np.int32)
 
 
+@pytest.fixture
+def isa(every_isa: str) -> str:
+    """Emulated ones, too."""
+    return every_isa
+
+
 class Problem(NamedTuple):
     x: reference.F32  # [M, K]
     weight: reference.I8  # [N, K]

@@ -40,6 +40,7 @@ class Processor:
     architecture: str = field(default_factory=platform.machine)
     isa: str = field(default_factory=kernels.isa)
     variants: tuple[str, ...] = field(default_factory=lambda: tuple(kernels.isa_variants()))
+    refusal: str = field(default_factory=kernels.isa_refusal)
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ def processor_findings(processor: Processor) -> Iterator[Finding]:
     yield Finding("processor", f"{processor.name} ({processor.architecture})")
     value = f"{processor.isa}{_words(processor)} (of {', '.join(processor.variants)})"
     fast = processor.isa != "portable"
-    yield Finding("kernels", value, good=fast, advice="" if fast else _portable(processor))
+    yield Finding("kernels", value, good=fast, advice=processor.refusal if fast else _portable(processor))
 
 
 def _words(processor: Processor) -> str:

@@ -77,27 +77,25 @@ const float* gain_of(nb::handle gain_arg, const char* name, int64_t dim) {
 
 }  // namespace
 
-AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos_arg,
-                       nb::handle sin_arg, nb::handle q_gain_arg, nb::handle k_gain_arg, float eps, nb::handle k_offset_arg,
-                       nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg, nb::handle v_scales_arg,
-                       int64_t turn, nb::handle v_gain_arg, bool norm_last, nb::handle q_scale_arg) {
+AppendCall::AppendCall(const AppendArrays& arrays) {
+  const int64_t heads = arrays.heads, kv_heads = arrays.kv_heads, head_dim = arrays.head_dim;
   expect_head_dim(head_dim);
-  expect_turn(turn, head_dim);
-  const auto qkv = write<float, 2>(qkv_arg, "qkv");
+  expect_turn(arrays.turn, head_dim);
+  const auto qkv = write<float, 2>(arrays.qkv, "qkv");
   if (heads < 0 || kv_heads < 0) throw nb::value_error("`heads` and `kv_heads` must not be negative");
   rows = qkv.shape[0];
   width = (heads + 2 * kv_heads) * head_dim;
   expect_shape(qkv, "qkv", {rows, width});
-  const auto cos = read<float, 2>(cos_arg, "cos"), sin = read<float, 2>(sin_arg, "sin");
+  const auto cos = read<float, 2>(arrays.cos, "cos"), sin = read<float, 2>(arrays.sin, "sin");
   const int64_t half = cos.shape[1];
   expect_rotated(half, head_dim);
   expect_shape(sin, "sin", {cos.shape[0], half});
-  const auto q_scale = read_optional<float, 1>(q_scale_arg, "q_scale");
+  const auto q_scale = read_optional<float, 1>(arrays.q_scale, "q_scale");
   if (q_scale) expect_shape(q_scale, "q_scale", {cos.shape[0]});
-  const auto k_offset = read<float, 2>(k_offset_arg, "k_offset");
+  const auto k_offset = read<float, 2>(arrays.k_offset, "k_offset");
   expect_shape(k_offset, "k_offset", {kv_heads, head_dim});
-  const Pages k_pages = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", true);
-  const Pages v_pages = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", true);
+  const Pages k_pages = pages_of(arrays.pages.k, "k_pages", arrays.pages.k_scales, "k_scales", true);
+  const Pages v_pages = pages_of(arrays.pages.v, "v_pages", arrays.pages.v_scales, "v_scales", true);
   expect_pages(k_pages, "k_pages", {-1, kv_heads, kPage, head_dim});
   expect_pages(v_pages, "v_pages", {k_pages.count, kv_heads, kPage, head_dim});
   positions = cos.shape[0];
@@ -106,17 +104,17 @@ AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int6
   float* k = qkv.data + heads * head_dim;
   float* v = k + kv_heads * head_dim;
   const auto norm = [&](float* x, int64_t count, const float* gain) {
-    return NormArgs{x, width, head_dim, x, width, head_dim, count, head_dim, gain, eps};
+    return NormArgs{x, width, head_dim, x, width, head_dim, count, head_dim, gain, arrays.norms.eps};
   };
-  args = {norm(qkv.data, heads, gain_of(q_gain_arg, "q_gain", head_dim)),
-          norm(k, kv_heads, gain_of(k_gain_arg, "k_gain", head_dim)),
+  args = {norm(qkv.data, heads, gain_of(arrays.norms.q_gain, "q_gain", head_dim)),
+          norm(k, kv_heads, gain_of(arrays.norms.k_gain, "k_gain", head_dim)),
           {qkv.data, width, head_dim, heads + kv_heads, half, nullptr, cos.data, sin.data},
           k_offset.data,
-          turn,
+          arrays.turn,
           {k, width, kv_heads, head_dim, k_pages.data, k_pages.scales, nullptr},
           {v, width, kv_heads, head_dim, v_pages.data, v_pages.scales, nullptr},
-          norm(v, kv_heads, gain_of(v_gain_arg, "v_gain", head_dim)),
-          norm_last,
+          norm(v, kv_heads, gain_of(arrays.norms.v_gain, "v_gain", head_dim)),
+          arrays.norms.last,
           q_scale.data};
 }
 
@@ -146,8 +144,8 @@ void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_d
                  nb::handle sin, nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
                  nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, nb::handle slots_arg, ThreadPool& pool,
                  int64_t turn, nb::handle v_gain, bool norm_last, nb::handle q_scale) {
-  const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
-                        v_scales, turn, v_gain, norm_last, q_scale);
+  const AppendCall call({qkv, heads, kv_heads, head_dim, cos, sin, {q_gain, k_gain, v_gain, eps, norm_last}, k_offset,
+                         {k_pages, k_scales, v_pages, v_scales}, turn, q_scale});
   const auto positions = read<int32_t, 1>(positions_arg, "positions");
   expect_shape(positions, "positions", {call.rows});
   expect_positions(positions, call.positions);

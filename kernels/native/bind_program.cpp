@@ -142,8 +142,8 @@ class Program {
                    nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
                    nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, int64_t turn, nb::handle v_gain,
                    bool norm_last, nb::handle q_scale) {
-    const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
-                          v_scales, turn, v_gain, norm_last, q_scale);
+    const AppendCall call({qkv, heads, kv_heads, head_dim, cos, sin, {q_gain, k_gain, v_gain, eps, norm_last}, k_offset,
+                           {k_pages, k_scales, v_pages, v_scales}, turn, q_scale});
     keep({qkv, cos, sin, q_gain, k_gain, k_offset, k_pages, k_scales, v_pages, v_scales, v_gain, q_scale}, call.rows);
     positions_ = std::min(positions_, call.positions);
     pages_ = std::min(pages_, call.pages);

@@ -171,10 +171,26 @@ struct TurnCall {
   int64_t rows;
 };
 
+// What kernels/attention.py `rope_append` says of these.
+struct AppendArrays {
+  nb::handle qkv;
+  int64_t heads, kv_heads, head_dim;
+  nb::handle cos, sin;
+  struct Norms {
+    nb::handle q_gain, k_gain, v_gain;
+    float eps;
+    bool last;
+  } norms;
+  nb::handle k_offset;
+  struct Pages {
+    nb::handle k, k_scales, v, v_scales;
+  } pages;
+  int64_t turn;
+  nb::handle q_scale;
+};
+
 struct AppendCall {
-  AppendCall(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
-             nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages, nb::handle k_scales,
-             nb::handle v_pages, nb::handle v_scales, int64_t turn, nb::handle v_gain, bool norm_last, nb::handle q_scale);
+  explicit AppendCall(const AppendArrays& arrays);
   // False: a key or value is not finite.
   bool run(int64_t count, const int32_t* row_position, const int64_t* slots, ThreadPool& pool) const;
 

@@ -1,5 +1,6 @@
 #include "isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 
@@ -27,10 +28,21 @@ const std::vector<Variant>& variants() {
   return all;
 }
 
+// Why the system keeps this process from using a set that the CPU has; null where it does not.
+const char* refusal(const Variant& variant) { return variant.table->permit == nullptr ? nullptr : variant.table->permit(); }
+
+std::string& refused() {
+  static std::string why;
+  return why;
+}
+
 const Variant* best() {
   const Variant* found = nullptr;
-  for (const Variant& variant : variants())
-    if (variant.supported) found = &variant;
+  for (const Variant& variant : variants()) {
+    if (!variant.supported || variant.table->emulated) continue;
+    if (const char* why = refusal(variant)) refused() = std::string(variant.table->name) + ": " + why;
+    else found = &variant;
+  }
   return found;
 }
 
@@ -39,29 +51,45 @@ std::atomic<const Variant*>& chosen() {
   return variant;
 }
 
+std::vector<std::string> names_of(bool emulated) {
+  chosen();  // what is refused is known from here on
+  std::vector<std::string> names;
+  for (const Variant& variant : variants())
+    if (variant.supported && variant.table->emulated == emulated && refusal(variant) == nullptr) names.emplace_back(variant.table->name);
+  return names;
+}
+
 }  // namespace
 
 const KernelTable& kernels() { return *chosen().load(std::memory_order_relaxed)->table; }
 
-std::vector<std::string> isa_variants() {
-  std::vector<std::string> names;
-  for (const Variant& variant : variants())
-    if (variant.supported) names.emplace_back(variant.table->name);
+std::vector<std::string> isa_variants() { return names_of(false); }
+
+std::vector<std::string> emulated_isas() {
+  const std::vector<std::string> real = names_of(false);
+  std::vector<std::string> names = names_of(true);
+  names.erase(std::remove_if(names.begin(), names.end(), [&](const std::string& name) { return std::count(real.begin(), real.end(), name) != 0; }),
+              names.end());
   return names;
 }
 
+std::string isa_refusal() {
+  chosen();
+  return refused();
+}
+
 void use_isa(const std::string& name) {
+  chosen();
   std::string known;
+  const Variant* found = nullptr;
   for (const Variant& variant : variants()) {
-    if (!variant.supported) continue;
-    if (name == variant.table->name) {
-      chosen().store(&variant);
-      return;
-    }
+    if (!variant.supported || refusal(variant) != nullptr) continue;
+    if (name == variant.table->name && (found == nullptr || found->table->emulated)) found = &variant;
     known += known.empty() ? "" : ", ";
-    known += variant.table->name;
+    known += variant.table->name + std::string(variant.table->emulated ? " (emulated)" : "");
   }
-  throw std::invalid_argument("unknown ISA variant `" + name + "`; this CPU runs " + known);
+  if (found == nullptr) throw std::invalid_argument("unknown ISA variant `" + name + "`; this CPU runs " + known);
+  chosen().store(found);
 }
 
 }  // namespace edge

@@ -11,10 +11,16 @@ namespace edge {
 // The table in use: the best variant the CPU and the operating system support, unless use_isa() named another.
 const KernelTable& kernels();
 
-// Names this CPU runs, the slowest first.
+// Names this CPU runs and its system permits, the slowest first.
 std::vector<std::string> isa_variants();
 
-// Throws std::invalid_argument for a name that is not in isa_variants().
+// Names of sets that this CPU lacks and that run without their instructions, slowly: never chosen but by name.
+std::vector<std::string> emulated_isas();
+
+// The set that this CPU has and that the system refuses to the process, and why; empty: none.
+std::string isa_refusal();
+
+// Throws std::invalid_argument for a name that is in neither list.
 void use_isa(const std::string& name);
 
 }  // namespace edge

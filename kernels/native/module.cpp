@@ -41,6 +41,8 @@ NB_MODULE(_native, module) {
 
   module.def("isa", [] { return std::string(kernels().name); });
   module.def("isa_variants", &isa_variants);
+  module.def("emulated_isas", &emulated_isas);
+  module.def("isa_refusal", &isa_refusal);
   module.def("use_isa", [](const std::string& name) {
     try {
       use_isa(name);

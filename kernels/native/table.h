@@ -48,6 +48,7 @@ struct KernelTable {
   const ExpertKernels* experts;
   const RecurrentKernels* recurrent;  // in a unit of its own, which compiles in seconds
   bool emulated = false;              // instructions that this build can do without, slowly
+  const char* (*permit)() = nullptr;  // asks the system once, before the first use: null, or why it refuses; or none is needed
 };
 
 // The table of a set whose families are all its own.

@@ -112,11 +112,17 @@ class Result {
 
 class Report {
  public:
-  // Runs a case on every variant; the first one, portable, says what is right.
-  void compare(const std::string& name, const std::function<void(const edge::KernelTable&, Result&)>& run) {
+  // Runs a case on every variant, with `emulated` also on those that this CPU lacks and that run without their instructions; the
+  // first one, portable, says what is right.
+  void compare(const std::string& name, const std::function<void(const edge::KernelTable&, Result&)>& run, bool emulated = false) {
     ++cases_;
     std::vector<uint8_t> expected;
-    for (const std::string& variant : edge::isa_variants()) {
+    std::vector<std::string> variants = edge::isa_variants();
+    if (emulated) {
+      const std::vector<std::string> more = edge::emulated_isas();
+      variants.insert(variants.end(), more.begin(), more.end());
+    }
+    for (const std::string& variant : variants) {
       edge::use_isa(variant);
       Result result;
       run(edge::kernels(), result);

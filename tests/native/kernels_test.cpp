@@ -333,7 +333,7 @@ void test_codes(Report& report) {
     for (int64_t m : kRowCounts) {
       const LinearProblem p = linear_problem(m, s.n, s.k, s.hot, Values::kCommon);
       report.compare(name_of("linear of codes", {m, s.n, s.k, s.hot}),
-                     [&](const KernelTable& table, Result& result) { run_codes(table, result, p, pool_of(1)); });
+                     [&](const KernelTable& table, Result& result) { run_codes(table, result, p, pool_of(1)); }, true);
     }
     report.compare(name_of("search for codes", {s.n, s.k}),
                    [&](const KernelTable& table, Result& result) { run_code_search(table, result, s.n, s.k); });
@@ -348,25 +348,25 @@ void test_linear(Report& report) {
       const LinearProblem p = linear_problem(m, s.n, s.k, s.hot, Values::kCommon);
       report.compare(name_of("linear", {m, s.n, s.k, s.hot}), [&](const KernelTable& table, Result& result) {
         for (End end : kEnds) run_linear(table, result, p, pool_of(1), end);
-      });
+      }, true);
     }
   for (int64_t m : kRowCounts) {
     const LinearProblem p = linear_problem(m, 160, 70, 2, Values::kCommon);
     report.compare(name_of("norm, linear, swiglu", {m}), [&](const KernelTable& table, Result& result) {
       for (End end : kEnds) run_linear_fused(table, result, p, pool_of(m % 2 == 0 ? 1 : 3), end);
-    });
+    }, true);
   }
   for (int64_t m : {1, 2, 3, 4, 6, 7, 20}) {
     const LinearProblem p = linear_problem(m, 19, 1030, 0, Values::kExtreme);
     report.compare(name_of("linear of extremes", {m}), [&](const KernelTable& table, Result& result) {
       for (End end : kEnds) run_linear(table, result, p, pool_of(1), end);
-    });
+    }, true);
   }
   for (int64_t m : {1, 9, 65}) {  // enough work for the pool to share it out
     const LinearProblem p = linear_problem(m, 330, 517, 4, Values::kCommon);
     report.compare(name_of("linear on three threads", {m}), [&](const KernelTable& table, Result& result) {
       for (End end : {End::kBias, End::kRoundedBias}) run_linear(table, result, p, pool_of(3), end);
-    });
+    }, true);
   }
 }
 
@@ -654,7 +654,7 @@ void test_attention(Report& report) {
   };
   for (const AttentionProblem& p : problems)
     report.compare(name_of(p.name, {p.q_heads, p.kv_heads, p.head_dim, p.tokens, p.rows}),
-                   [&](const KernelTable& table, Result& result) { run_attention(table, result, p); });
+                   [&](const KernelTable& table, Result& result) { run_attention(table, result, p); }, true);
 }
 
 void test_append(Report& report) {

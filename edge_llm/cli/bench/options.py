@@ -125,7 +125,11 @@ def model_options(command: Command) -> Command:
         ),
         click.option("--weights", type=click.Choice([INT8, W4]), help="Weights of --synthetic; default: int8."),
         click.option("--head", type=click.Choice(TABLE_SCHEMES), help="Output matrix of --synthetic; default: int8."),
-        click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
+        click.option(
+            "--isa",
+            type=click.Choice([*kernels.isa_variants(), *kernels.emulated_isas()]),
+            help="Kernels of this instruction set; one that this processor lacks is emulated, slowly.",
+        ),
     )
 
 
@@ -166,6 +170,8 @@ def bench_model(options: dict[str, Any]) -> BenchModel:
         if options[option] is not None and synthetic is None:
             raise UsageError(f"--{option} is for --synthetic; a model has what it was imported with", param=option)
     weights, head = options["weights"] or INT8, options["head"] or INT8
+    if isa in kernels.emulated_isas():
+        note(f"warning: this processor has no {isa}; its instructions are emulated, and the speed says nothing")
     if isa is not None:
         kernels.use_isa(isa)
     if synthetic is None:

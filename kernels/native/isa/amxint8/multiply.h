@@ -1,0 +1,2 @@
+// There are no products in registers; see linear_product.h.
+#pragma once
