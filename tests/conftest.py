@@ -10,8 +10,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,8 +46,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
     # a shell starts background jobs deaf to Ctrl-C, and children inherit that; the tests of Ctrl-C want it heard
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+MOST_CASES = 4
+"""Cases of a test that run without --thorough, where its marker says nothing else."""
+EXAMPLES_IN, FEWEST_EXAMPLES = 4, 3
+"""Of the examples of hypothesis one in so many is tried then, but so many at least."""
+
 settings.register_profile("edge-llm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("edge-llm thorough", settings.get_profile("edge-llm"), derandomize=True)
+settings.register_profile("edge-llm quick", settings.get_profile("edge-llm"), max_examples=100 // EXAMPLES_IN)
 settings.load_profile("edge-llm")  # no test fails because the machine is busy
 
 
@@ -54,7 +62,7 @@ FOR_TESTS = ("EDGE_LLM_CHAT_TEMPLATES", "EDGE_LLM_DEBUG", "EDGE_LLM_NPU_OPS", "E
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="Run the tests marked `thorough` too, as .ci/run does.")
+    parser.addoption("--thorough", action="store_true", help="Run all tests and cases, as .ci/run does.")
     parser.addoption("--fuzz-seconds", type=float, help="Time for all of tests/fuzz; default: well below a minute.")
     parser.addoption("--fuzz-seed", type=int, help="Where it begins; default: 0, or a random one with --fuzz-seconds.")
 
@@ -69,29 +77,54 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("edge-llm thorough")
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.markexpr or config.option.keyword
     config.option.thorough = bool(config.option.thorough or named)
+    if not config.option.thorough:
+        settings.load_profile("edge-llm quick")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return None if config.option.thorough else "tests marked `thorough` are left out; `pytest --thorough` runs them too"
+    return None if config.option.thorough else "a part of the tests, with few cases of each; `pytest --thorough` runs them all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is `thorough`, unless it is asked for; of a test with ``keep=n``, n cases stay, evenly spread."""
+    """Leave out what only a thorough run has, and take fewer examples of hypothesis."""
     if config.option.thorough:
         return
+    left_out = _left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+    for function in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
+        chosen = getattr(function, "_hypothesis_internal_use_settings", None)
+        if chosen is not None:
+            fewer = max(FEWEST_EXAMPLES, chosen.max_examples // EXAMPLES_IN)
+            function._hypothesis_internal_use_settings = settings(chosen, max_examples=min(chosen.max_examples, fewer))
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Tests marked `thorough`; of others with many cases all but `keep`, and of a file's tests all but as many as it says."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("thorough"):
+        if all(marker.kwargs for marker in item.iter_markers("thorough")):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = {item for of_a_test in cases.values() for item in _left_out(of_a_test)}
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    files: dict[str, list[str]] = {}
+    for name in cases:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    kept: set[pytest.Item] = set()
+    for names in files.values():
+        for name in _spread(names, _said(cases[names[0]][0], "file", len(names)), str):
+            kept |= {*_spread(cases[name], _said(cases[name][0], "keep", MOST_CASES), lambda item: item.nodeid)}
+    return set(items) - kept
 
 
-def _left_out(cases: list[pytest.Item]) -> set[pytest.Item]:
-    marker = cases[0].get_closest_marker("thorough")
-    keep = min(marker.kwargs.get("keep", 0) if marker else 0, len(cases))
-    return set(cases) - {cases[number * len(cases) // keep] for number in range(keep)}
+def _said(item: pytest.Item, key: str, otherwise: int) -> int:
+    """What the marker nearest to ``item`` that has the ``key`` says."""
+    return next((marker.kwargs[key] for marker in item.iter_markers("thorough") if key in marker.kwargs), otherwise)
+
+
+def _spread(all_of_them: list[Any], count: int, name: Callable[[Any], str]) -> list[Any]:
+    """One of each of ``count`` equal runs of them, always the same, and not always the one at the same place."""
+    ends = [number * len(all_of_them) // count for number in range(count + 1)] if count < len(all_of_them) else []
+    runs = [all_of_them[begin:end] for begin, end in pairwise(ends)]
+    return [min(run, key=lambda one: crc32(name(one).encode())) for run in runs] if ends else all_of_them
 
 
 @pytest.hookimpl(wrapper=True)

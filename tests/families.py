@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +245,15 @@ def family_bundle(folder: Path, name: str, **how: Any) -> Path:
     return import_model(folder / "source", target=folder / "bundle", **how)
 
 
-def of_each(names: Iterable[str]) -> tuple[Any, Any]:
-    """Fixtures of a module: each family's folder with its logits of `TOKENS` by transformers, and the bundle made of it."""
+def of_each(names: Collection[str], every: int = 1) -> tuple[Any, Any]:
+    """Fixtures of a module: each family's folder with its logits of `TOKENS` by transformers, and the bundle made of it.
 
-    @pytest.fixture(scope="module", params=list(names))
+    One of ``every`` so many of them is in plain runs too.
+    """
+    marks = [() if number % every == 0 else pytest.mark.thorough for number, _ in enumerate(names)]
+    params = [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+
+    @pytest.fixture(scope="module", params=params)
     def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
         folder, model = family_folder(tmp_path_factory.mktemp("family") / "source", request.param)
         return folder, logits_of(model, TOKENS)

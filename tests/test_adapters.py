@@ -29,6 +29,8 @@ from edge_llm.paths import builtin_bundle, name_of
 from edge_llm.runner.base import Segment
 from edge_llm.sources import open_source
 
+pytestmark = pytest.mark.thorough(file=5)
+
 RAW = tiny_config("llama", num_hidden_layers=5)
 PROMPT = np.random.default_rng(7).integers(3, 250, 70).tolist()
 

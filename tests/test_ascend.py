@@ -34,6 +34,8 @@ from edge_llm.providers.local import LocalProvider
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 
+pytestmark = pytest.mark.thorough(file=14)
+
 BUILTIN = Path(__file__).resolve().parents[1] / "edge_llm" / "builtin"
 FLOAT16 = "emulated:310p:float16"
 STEPS = 6

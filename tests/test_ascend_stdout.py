@@ -12,6 +12,8 @@ import pytest
 
 from edge_llm.ascend.npu.stdout import own_stdout
 
+pytestmark = pytest.mark.thorough(file=2)
+
 pytest.importorskip("torch")
 
 FAKE = """

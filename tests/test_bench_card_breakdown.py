@@ -20,6 +20,8 @@ from edge_llm.opening.auto_device import AutoDevice
 from edge_llm.opening.machine import this_machine
 from edge_llm.opening.runner import load_runner
 
+pytestmark = pytest.mark.thorough(file=1)
+
 pytest.importorskip("torch")
 
 

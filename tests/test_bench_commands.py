@@ -15,6 +15,8 @@ from edge_llm.cli.bench.words import COMMANDS, WORDS
 from edge_llm.cli.main import run
 from edge_llm.convert.importer import import_model
 
+pytestmark = pytest.mark.thorough(file=4)
+
 
 @pytest.fixture
 def bench(capsys):

@@ -24,6 +24,8 @@ from edge_llm.quant.kv import kv_schemes
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.weights.resident import ResidentWeights
 
+pytestmark = pytest.mark.thorough(file=3)
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from plants import PLANTS, PlantedModel  # noqa: E402

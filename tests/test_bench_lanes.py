@@ -24,6 +24,8 @@ from edge_llm.runner.order import POLICIES
 from edge_llm.scheduler import Span, Trace
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=5)
+
 SYNTHETIC = LlamaConfig(
     family="llama", vocab_size=4000, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True,

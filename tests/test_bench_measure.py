@@ -22,6 +22,8 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
 from edge_llm.opening.runner import load_runner
 
+pytestmark = pytest.mark.thorough(file=6)
+
 CONFIG = LlamaConfig(
     family="qwen2", vocab_size=320, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True, qkv_bias=True,

@@ -15,6 +15,8 @@ from edge_llm.config import LlamaConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.models import describe
 
+pytestmark = pytest.mark.thorough(file=3)
+
 CONFIG = LlamaConfig(
     family="qwen3", vocab_size=320, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=32, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True, qk_norm=True,

@@ -18,6 +18,8 @@ from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
 from edge_llm.models.weights import layer_shapes
 
+pytestmark = pytest.mark.thorough(file=2)
+
 CONFIG = LlamaConfig(
     family="qwen3", vocab_size=320, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=32, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True, qk_norm=True,

@@ -13,6 +13,8 @@ from edge_llm.runner import order
 from edge_llm.scheduler import CostModel, Span, TaskGraph, Trace, beam, follow
 from edge_llm.scheduler import simulate as schedule
 
+pytestmark = pytest.mark.thorough(file=5)
+
 NAME = "llm-npu-qwen1.5-1.8b"
 POLICIES = ["in-order", "first-ready", "longest-first", "critical-path", "c-value", "feed", "planned"]
 

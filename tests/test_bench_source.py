@@ -35,6 +35,8 @@ from edge_llm.runner.float_path import FloatRunner
 from edge_llm.sources import open_source
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=5)
+
 MISSING = [name for name in ("llama_cpp", "gguf") if find_spec(name) is None]
 needs_packages = pytest.mark.skipif(bool(MISSING), reason=f"the extra `peers` is not installed: {', '.join(MISSING)}")
 

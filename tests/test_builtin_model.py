@@ -10,6 +10,8 @@ from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.opening.load import load_engine
 from edge_llm.paths import builtin_bundle
 
+pytestmark = pytest.mark.thorough(file=2)
+
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "builtin_model"
 MOST_TOKENS = 60
 """Of an answer; longer ones are stories."""

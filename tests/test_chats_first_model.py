@@ -11,6 +11,8 @@ from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import new_id
 from edge_llm.paths import builtin_bundle, chats_file, models_folder
 
+pytestmark = pytest.mark.thorough(file=1)
+
 
 def import_models(*names):
     """Bundles of these names, the last one the newest."""

@@ -27,6 +27,8 @@ from edge_llm.chats.tree import Attachment, Chat, Cut, Message, new_id, path_to
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.paths import chats_file
 
+pytestmark = pytest.mark.thorough(file=14)
+
 ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = "\x1b]0;owned\x07[bold red]not markup[/] \u202egnp.exe <b> `" + "'\" -- %_"
 

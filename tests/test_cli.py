@@ -19,6 +19,8 @@ from edge_llm.engine.engine import Engine
 from edge_llm.errors import DeviceError
 from edge_llm.models import describe, load_config
 
+pytestmark = pytest.mark.thorough(file=12)
+
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_model, tmp_path_factory):

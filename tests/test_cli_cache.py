@@ -18,6 +18,8 @@ from edge_llm.kv.prefix_page import pages_of
 from edge_llm.opening.prefix_cache import open_prefix_store
 from edge_llm.paths import builtin_bundle, bundle_path, prefix_cache_folder
 
+pytestmark = pytest.mark.thorough(file=4)
+
 
 @pytest.fixture
 def call(capsys):

@@ -12,6 +12,8 @@ from edge_llm.models.known import find_known, known_models, short_names
 from edge_llm.paths import builtin_bundle, bundle_path
 from edge_llm.server.running import listed
 
+pytestmark = pytest.mark.thorough(file=5)
+
 EDGE_LLM = [sys.executable, "-m", "edge_llm"]
 
 

@@ -11,6 +11,8 @@ from edge_llm.cli.main import run
 from edge_llm.cli.settings import file_values
 from edge_llm.cli.verbs import configured
 
+pytestmark = pytest.mark.thorough(file=6)
+
 ASK = ("run", "builtin", "hi", "--json")
 
 

@@ -29,6 +29,8 @@ from edge_llm.opening.load import plan_of
 from edge_llm.paths import bundle_path, model_folders
 from edge_llm.sources.place import Place
 
+pytestmark = pytest.mark.thorough(file=4)
+
 ASK = ("once upon", "-n", "4", "--temperature", "0")
 
 

@@ -17,6 +17,8 @@ from real_terminal import Terminal
 from edge_llm.cli.markdown_writer import CODE_LINES, MOST_CHARACTERS, MarkdownWriter
 from edge_llm.files import printable
 
+pytestmark = pytest.mark.thorough(file=6)
+
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 BLOCKS = (

@@ -25,6 +25,8 @@ from edge_llm.paths import find_bundle
 from edge_llm.schemes import float16
 from edge_llm.weights.plan import Rates
 
+pytestmark = pytest.mark.thorough(file=3)
+
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import stored_models
 from edge_llm.paths import prefix_cache_folder
 
+pytestmark = pytest.mark.thorough(file=2)
+
 TEXT = "Once upon a time there was a small machine that liked long stories. " * 12
 
 

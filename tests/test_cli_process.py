@@ -10,6 +10,8 @@ import time
 import click
 import pytest
 
+pytestmark = pytest.mark.thorough(file=2)
+
 PREPARED = """
 from edge_llm.cli import process
 process.prepare()

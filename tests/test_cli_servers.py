@@ -22,6 +22,8 @@ from edge_llm.errors import Unavailable
 from edge_llm.paths import builtin_bundle, bundle_path, servers_folder
 from edge_llm.server.running import Running, _began, listed, running
 
+pytestmark = pytest.mark.thorough(file=4)
+
 
 @pytest.fixture
 def call(capsys):

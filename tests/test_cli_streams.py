@@ -20,6 +20,8 @@ from edge_llm.cli.terminal import LINES_PER_SECOND, _progress_lines, _say_stages
 from edge_llm.paths import builtin_bundle, models_folder
 from edge_llm.progress import Journey, Pace, Step
 
+pytestmark = pytest.mark.thorough(file=4)
+
 WRITING = (
     "chat builtin -n 2", "--help", "--version", "serve --help", "list", "list --json", "show builtin", "doctor",
     "run builtin hi -n 2", "run builtin hi -n 2 --json", "cache list --json", "cache prune --json", "plan builtin",

@@ -28,6 +28,8 @@ from edge_llm.quant.shadow import COLD, Treatment
 from edge_llm.quant.turning import turned
 from edge_llm.sources import open_source
 
+pytestmark = pytest.mark.thorough(file=1)
+
 FIXED = "layers.1.o"
 
 

@@ -17,6 +17,8 @@ from edge_llm.models.known import known_models
 from edge_llm.paths import models_folder
 from edge_llm.providers.local import LocalCatalogue
 
+pytestmark = pytest.mark.thorough(file=5)
+
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 24}
 """Of a model whose import takes long enough to be stopped in the middle."""

@@ -12,6 +12,8 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.runner import load_runner
 
+pytestmark = pytest.mark.thorough(file=1)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

@@ -32,6 +32,8 @@ from edge_llm.quant.folding import POWERS, channel_level, even_factors
 from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.scheme import rounded_kv
 
+pytestmark = pytest.mark.thorough(file=6)
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from plants import PLANTS, PlantedModel  # noqa: E402

@@ -23,6 +23,8 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.sources.hub import pull
 from edge_llm.sources.hub_download import PIECE_BYTES
 
+pytestmark = pytest.mark.thorough(file=5)
+
 CONFIG = json.dumps(tiny_config("llama")).encode()
 PULL = """
 import sys

@@ -65,6 +65,8 @@ from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.template_files import TOOL_USE
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=12)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

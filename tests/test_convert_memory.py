@@ -23,6 +23,8 @@ from edge_llm.paths import models_folder
 from edge_llm.quant.channels import NO_CHANNELS
 from edge_llm.sources import open_source
 
+pytestmark = pytest.mark.thorough(file=2)
+
 WAYS = [LayerBits(), LayerBits(fit=True), LayerBits(W4, head=W4), LayerBits(AUTO, bits=7)]
 
 

@@ -19,6 +19,8 @@ from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel
 from edge_llm.sources import open_source
 
+pytestmark = pytest.mark.thorough(file=3)
+
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n{% endfor %}<assistant>"
 
 

@@ -11,6 +11,8 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.formats.bundle import open_bundle
 
+pytestmark = pytest.mark.thorough(file=2)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

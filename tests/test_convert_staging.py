@@ -14,6 +14,8 @@ from edge_llm.formats.leftovers import clear_leftovers, held
 from edge_llm.opening.load import load_engine
 from edge_llm.paths import builtin_bundle, models_folder
 
+pytestmark = pytest.mark.thorough(file=3)
+
 
 @pytest.fixture
 def models():

@@ -48,6 +48,8 @@ from edge_llm.runner.order import POLICIES
 from edge_llm.scheduler import CostModel, Policy, Span, TaskGraph, Trace, simulate
 from edge_llm.subgraphs.ops import CARD_LANE, HOST_LANE, SHADOW_PART
 
+pytestmark = pytest.mark.thorough(file=8)
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHAPE = {
     "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,

@@ -13,6 +13,8 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.runner import load_runner
 
+pytestmark = pytest.mark.thorough(file=4)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

@@ -27,6 +27,8 @@ from edge_llm.decoding.trial import MAX_BYTES, on_deep_stack
 from edge_llm.errors import Overloaded, UsageError
 from edge_llm.opening.load import load_engine
 
+pytestmark = pytest.mark.thorough(file=4)
+
 
 def chain(count, link):
     """A schema of definitions that refer to one another."""

@@ -33,6 +33,8 @@ from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 
+pytestmark = pytest.mark.thorough(file=8)
+
 PLACEMENTS = ("split", "split,host", "card")
 EXACT = {"310p": "emulated:310p:s8gemm", "310b": "emulated:310b:s8gemm", "910b": "emulated:910b"}
 """The chips by the routes whose products have the host's bits."""

@@ -54,6 +54,8 @@ from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
+pytestmark = pytest.mark.thorough(file=14)
+
 POOL = ThreadPool(1)
 NAMES = sorted(CHIPS)
 CONFIG = LlamaConfig(

@@ -36,6 +36,8 @@ from edge_llm.opening.runner import load_runner
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Segment
 
+pytestmark = pytest.mark.thorough(file=7)
+
 LENGTHS = (1, 8, 16)
 SHAPES = {
     "tied": LlamaConfig(

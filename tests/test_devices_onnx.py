@@ -37,6 +37,8 @@ from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 
+pytestmark = pytest.mark.thorough(file=6)
+
 PLACEMENTS = ("split,host", "split")
 SHAPES = {
     "tied": LlamaConfig(

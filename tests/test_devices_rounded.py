@@ -21,6 +21,8 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import WeightSizes
 from edge_llm.weights.resident import ResidentWeights
 
+pytestmark = pytest.mark.thorough(file=6)
+
 DEVICE = "emulated:310p:float16"
 SHAPES = {
     "tied": LlamaConfig(

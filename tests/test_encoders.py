@@ -34,6 +34,8 @@ from edge_llm.runner.base import Segment
 from edge_llm.sources import open_source
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=10)
+
 TEXTS = ["the cat sat.", "x", "a long text, that has many words: " * 2, "query 1 2 3", "the cat sat on the mat?"]
 LONG = "word " * 90
 

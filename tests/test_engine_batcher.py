@@ -24,6 +24,8 @@ from edge_llm.runner.runner import Int8Runner
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.weights.resident import ResidentWeights
 
+pytestmark = pytest.mark.thorough(file=6)
+
 CONTEXT = 512
 TEXTS = (
     "Once upon a time", "Who are you?", "one two three one two three one two", "What is edge-llm?", "a",

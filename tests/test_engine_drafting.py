@@ -22,6 +22,8 @@ from edge_llm.paths import builtin_bundle
 from edge_llm.runner.base import Segment
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=5)
+
 CONTEXT = 256
 LAYERS = 5
 TEXTS = ("Once upon a time", "Who are you?", "one two three one two three one two", "a")

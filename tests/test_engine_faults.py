@@ -23,6 +23,8 @@ from edge_llm.engine.engine import Engine, collect
 from edge_llm.errors import Unavailable
 from edge_llm.text.chat import ChatTemplate
 
+pytestmark = pytest.mark.thorough(file=4)
+
 LIMITS = Limits(step_tokens=48, mixed_tokens=24, background_tokens=8, most_running=3)
 TEXTS = ("Once upon a time there was", "Once upon a time there were", "abcabcabcabcabcabcabcabcabc", "x")
 WAYS = ({}, {"temperature": 1.0, "seed": 3}, {"stop": ("q", "\x00")}, {"min_tokens": 5, "repetition_penalty": 1.3})

@@ -17,6 +17,8 @@ from edge_llm.engine.request import Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable
 
+pytestmark = pytest.mark.thorough(file=8)
+
 
 @pytest.fixture
 def service(engine):

@@ -40,6 +40,8 @@ from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.sources import open_source
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=4)
+
 ROUNDED = LayerBits("int8", fit=False)
 TOKENS = [270, *range(30, 60), 7, 7, 250]
 

@@ -37,6 +37,8 @@ from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
 
+pytestmark = pytest.mark.thorough(file=6)
+
 LENGTHS = (1, 8, 32)
 WHY = "the extra `onnx` is not installed"
 

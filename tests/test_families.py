@@ -16,7 +16,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 
-family, bundle = of_each(EVERY)
+family, bundle = of_each(EVERY, every=6)
 
 
 def test_the_float_path_is_that_of_transformers(family):

@@ -22,6 +22,8 @@ from edge_llm.providers.local import LocalCatalogue
 from edge_llm.tui.screens.models import ModelPicker
 from edge_llm.tui.welcome import model_line
 
+pytestmark = pytest.mark.thorough(file=3)
+
 PRECISIONS = {"int8": "int8", "w4": "w4+int8"}
 
 

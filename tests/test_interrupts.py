@@ -10,6 +10,8 @@ from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.request import Delta, Request
 from edge_llm.interrupts import HELD, HeldInterrupt
 
+pytestmark = pytest.mark.thorough(file=2)
+
 
 class TimeIsUp(Exception):
     """What a handler of SIGALRM raises."""

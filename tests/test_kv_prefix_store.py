@@ -41,6 +41,8 @@ from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.weights.budget import parse_disk
 from edge_llm.weights.resident import ResidentWeights
 
+pytestmark = pytest.mark.thorough(file=12)
+
 TINY = LlamaConfig(
     family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=64, context=256, norm_eps=1e-5, rope_theta=1e4,

@@ -13,6 +13,8 @@ from paged_script import forget
 from edge_llm import LLM
 from edge_llm.errors import OutOfMemory, UsageError
 
+pytestmark = pytest.mark.thorough(file=5)
+
 PROMPTS = ("Once upon a time", "Who are you?", "one two three one two three", "What is edge-llm?", "a", "Tell me a story. " * 6)
 WAYS = (
     {"max_tokens": 30, "ignore_eos": True, "temperature": 0.0},

@@ -36,7 +36,7 @@ from edge_llm.runner.base import Segment
 from edge_llm.runner.work import work_of
 from edge_llm.sources import open_source
 
-family, bundle = of_each(MIXTURES)
+family, bundle = of_each(MIXTURES, every=4)
 
 
 def test_the_float_path_is_that_of_transformers(family):

@@ -20,6 +20,8 @@ from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.text.chat import ChatTemplate
 
+pytestmark = pytest.mark.thorough(file=8)
+
 GREEDY = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 HELLO = ({"role": "user", "content": "Tell me a story"},)
 ENDLESS = Ask(HELLO, {"temperature": 0.0, "ignore_eos": True})

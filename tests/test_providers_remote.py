@@ -26,6 +26,8 @@ from edge_llm.providers.remote import RemoteCatalogue, RemoteProvider, request_b
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.pieces import Said, Thought
 
+pytestmark = pytest.mark.thorough(file=12)
+
 HELLO = ({"role": "user", "content": "Tell me a story"},)
 GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
 KEY = "sk-secret-of-mine"

@@ -20,6 +20,8 @@ from edge_llm.talk.pieces import CallArguments, CallBegun, Said
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.tui.answering import with_pieces
 
+pytestmark = pytest.mark.thorough(file=4)
+
 LINES = "{% for m in messages %}{{ m.role }}={{ m.content }}|{% endfor %}"
 ASK = Ask(tuple(CHAT), tools=(TOOL,))
 SAID = 'I look. {"name": "weather", "arguments": {"city": "Bern"}}'

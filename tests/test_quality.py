@@ -14,6 +14,8 @@ from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.opening.load import load_comparison, load_engine
 from edge_llm.paths import builtin_bundle
 
+pytestmark = pytest.mark.thorough(file=2)
+
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "builtin_model"
 
 

@@ -29,6 +29,8 @@ from edge_llm.cli.main import run
 from edge_llm.errors import DeviceError
 from edge_llm.paths import selftest_folder
 
+pytestmark = pytest.mark.thorough(file=12)
+
 NOT_EMULATED = {"int32_product", "row_scales", "s8gemm", "run_mode"}
 """Questions that emulated operators have no answer to."""
 

@@ -14,6 +14,8 @@ from edge_llm.ascend.selftest.share import names_here, shareable, write_share
 from edge_llm.cli.main import run
 from edge_llm.errors import StorageError
 
+pytestmark = pytest.mark.thorough(file=8)
+
 MACHINE = {
     "system": "Linux 5.10.0-60.18.0.aarch64, glibc 2.34",
     "processor": "Kunpeng-920",

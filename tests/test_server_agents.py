@@ -22,6 +22,8 @@ from edge_llm.server.responses import ResponsesBody
 from edge_llm.talk.spelled_out import spelled_out
 from edge_llm.text.chat import ChatTemplate
 
+pytestmark = pytest.mark.thorough(file=6)
+
 HERMES = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for m in messages %}[{{ m.role }}"
     "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}:{{ m.content or '' }}"

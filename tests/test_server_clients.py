@@ -18,6 +18,8 @@ from edge_llm.engine.service import BatchingService
 from edge_llm.errors import Overloaded
 from edge_llm.server.host import ModelHost
 
+pytestmark = pytest.mark.thorough(file=14)
+
 ASK = [{"role": "user", "content": "Who are you?"}]
 GREEDY = {"model": "builtin", "temperature": 0}
 COLD = {"extra_body": {"temperature": 0}}

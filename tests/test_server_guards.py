@@ -24,6 +24,8 @@ from edge_llm.server.connection import Connection
 from edge_llm.server.guards import OPEN_PATHS, Access, _bounded
 from edge_llm.server.run import ServeOptions, access_for, listen
 
+pytestmark = pytest.mark.thorough(file=16)
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 HTML = {"Accept": "text/html"}
 POSTS = [route.path for route in ROUTES if "POST" in (getattr(route, "methods", None) or ()) and route.path != "/ping"]

@@ -17,6 +17,8 @@ from edge_llm.engine.request import Delta
 from edge_llm.strict_json import parse_object
 from edge_llm.text.chat import ChatTemplate
 
+pytestmark = pytest.mark.thorough(file=12)
+
 ASK = [{"role": "user", "content": "Who are you?"}]
 GREEDY = {"model": "builtin", "temperature": 0}
 CITY = {

@@ -17,6 +17,8 @@ from edge_llm.server import limits
 from edge_llm.server.journal import Entry, Journal
 from edge_llm.server.pool import ModelPool
 
+pytestmark = pytest.mark.thorough(file=6)
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True}
 LINE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?P<method>\S+) (?P<path>\S+) (?P<status>\d+)(?: (?P<model>\S+))??"

@@ -7,6 +7,8 @@ from serving import builtin_engine, client_of, hosted
 
 from edge_llm.server.pool import ModelPool
 
+pytestmark = pytest.mark.thorough(file=8)
+
 PROMPT = "Once upon a time there was a little"
 COLD = {"temperature": 0, "n_predict": 6}
 

@@ -12,6 +12,8 @@ from edge_llm.convert.importer import import_model
 from edge_llm.opening import carry_out
 from edge_llm.opening.load import load_engine
 
+pytestmark = pytest.mark.thorough(file=1)
+
 PLACEMENTS = ("split", "card")
 SAID = f"the device `{NAME}` failed: {FAILURE}"
 BODY = {"prompt": [1, 2, 3, 4, 5], "max_tokens": 5, "ignore_eos": True, "temperature": 0}

@@ -17,6 +17,8 @@ from edge_llm.server.ollama.options import Asked
 from edge_llm.server.schemas import IGNORED_HEADER
 from edge_llm.text.chat import ChatTemplate
 
+pytestmark = pytest.mark.thorough(file=12)
+
 ASK = [{"role": "user", "content": "Tell me a story"}]
 GREEDY = {"temperature": 0, "num_predict": 24}
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}

@@ -12,6 +12,8 @@ from edge_llm.progress import Step
 from edge_llm.server import limits
 from edge_llm.server.ollama import pull as pulling
 
+pytestmark = pytest.mark.thorough(file=3)
+
 STEPS = [Step("download", 5, 10), Step("layers", 1, 2)]
 
 

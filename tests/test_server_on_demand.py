@@ -25,6 +25,8 @@ from edge_llm.server.keep_alive import keep_alive_seconds
 from edge_llm.server.on_demand import OnDemandPool
 from edge_llm.server.shelf import ImportedModels, SizedModel
 
+pytestmark = pytest.mark.thorough(file=5)
+
 SIZE = 100
 ASK = {"messages": [{"role": "user", "content": "who are you"}]}
 

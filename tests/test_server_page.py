@@ -1,8 +1,11 @@
 """The chat page in a real Chromium: a conversation, its branches, and what goes wrong in it."""
 
+import pytest
 from page_driver import IDLE, answer, ask, asked, do, shown, talk
 
 from edge_llm.engine.request import Delta
+
+pytestmark = pytest.mark.thorough(file=2)
 
 
 def test_a_conversation_goes_on(service, tab):

@@ -4,11 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from page_driver import IDLE, ask, attach, do, shown, talk
 from serving import end, serving
 from test_server_on_demand import ScriptedShelf, pool_of
 
 from edge_llm.engine.request import Delta
+
+pytestmark = pytest.mark.thorough(file=2)
 
 HOSTILE = [line for line in (Path(__file__).parent / "hostile_markdown.txt").read_text().split("\n---\n") if line]
 """Of the usual lists: HTML, SVG, MathML, mutation, links, pictures, fences, tables, templates; each sets ``window.pwned``."""

@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
 from page_driver import HELPERS, IDLE, answer, ask, asked, attach, begun, do, hand_service, page_engine, shown, talk
 from serving import end, hosted, serving
 
 from edge_llm.engine.request import Delta
 from edge_llm.errors import ContextOverflow
+
+pytestmark = pytest.mark.thorough(file=4)
 
 # ---- nothing is lost
 

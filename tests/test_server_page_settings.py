@@ -14,6 +14,8 @@ from edge_llm.config import GenerationParams
 from edge_llm.decoding.defaults import FOR_PEOPLE, with_overrides
 from edge_llm.server.host import ModelHost
 
+pytestmark = pytest.mark.thorough(file=3)
+
 
 @pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(

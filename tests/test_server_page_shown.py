@@ -3,10 +3,13 @@
 import json
 import re
 
+import pytest
 from page_driver import IDLE, answer, ask, asked, attach, talk
 from serving import end
 
 from edge_llm.engine.request import Delta
+
+pytestmark = pytest.mark.thorough(file=3)
 
 # ---- Markdown
 

@@ -17,6 +17,8 @@ from edge_llm.server.on_demand import OnDemandPool
 from edge_llm.server.pool import Lease
 from edge_llm.server.shelf import SizedModel
 
+pytestmark = pytest.mark.thorough(file=3)
+
 SIZES = {"a": 100, "b": 100, "c": 150, "broken": 100}
 ROOM = 250
 
@@ -105,6 +107,7 @@ async def crowd(pool, ledger, chance, steps):
     assert not odd, odd
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_comes_and_leaves_all_memory_comes_back(seed):
     async def run():

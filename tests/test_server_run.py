@@ -23,6 +23,8 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import page_bytes
 from edge_llm.paths import builtin_bundle
 
+pytestmark = pytest.mark.thorough(file=6)
+
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "ignore_eos": True, "temperature": 0}
 
 

@@ -32,6 +32,8 @@ from edge_llm.server.replies import event_groups
 from edge_llm.server.responses import ResponsesBody
 from edge_llm.server.stream import SSE, EventStream
 
+pytestmark = pytest.mark.thorough(file=8)
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 

@@ -9,6 +9,8 @@ from test_server_stream import events
 
 from edge_llm.text.chat import ChatTemplate
 
+pytestmark = pytest.mark.thorough(file=5)
+
 TEMPLATE = (
     "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.function.parameters | tojson }}]{% endfor %}"
     "{% for m in messages %}{{ m.role }}={{ m.content }}"

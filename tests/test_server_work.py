@@ -19,6 +19,8 @@ from edge_llm.server.text import DetokenizeBody
 from edge_llm.server.work import Crew, _chunks, json_pieces
 from edge_llm.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough(file=5)
+
 LONG = {"content": "Once upon a time there was a small dog. " * 15_000}
 
 

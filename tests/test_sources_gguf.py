@@ -37,6 +37,8 @@ from edge_llm.sources.hub_gguf import choose, model_name
 from edge_llm.sources.names import default_name
 from edge_llm.sources.place import place_of
 
+pytestmark = pytest.mark.thorough(file=14)
+
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 ROOT = Path(__file__).resolve().parents[1]
 

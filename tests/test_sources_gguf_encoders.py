@@ -78,7 +78,8 @@ def file_of(folder, arch, names, *, blocks=False, types=slice(None), known=WORDS
         "attention.head_count": raw["num_attention_heads"], "attention.causal": False, "pooling_type": 1,
         "attention.layer_norm_epsilon": raw.get("layer_norm_eps", 1e-6), **more,
     }  # fmt: skip
-    pairs = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in said.items()} | (tokenizer or words(known))
+    own = {f"{arch}.{key}": value for key, value in said.items()}
+    pairs = {"general.architecture": arch} | own | (tokenizer or words(known))
     path = folder / "model.gguf"
     path.write_bytes(gguf_bytes(pairs, found))
     return path

@@ -37,6 +37,8 @@ from edge_llm.sources.gguf_families import ARCHITECTURES
 from edge_llm.sources.gguf_rope import divisors_of
 from edge_llm.sources.gguf_tokenizer import _SPLITS, tokenizer_json
 
+pytestmark = pytest.mark.thorough(file=4)
+
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is not installed (`llama-cpp-python`, the extra `peers`)")
 if find_spec("gguf") is None:
     pytest.skip("the package `gguf` is not installed (the extra `peers`)", allow_module_level=True)

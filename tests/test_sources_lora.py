@@ -31,6 +31,8 @@ from edge_llm.sources.lora_places import Wish, wish
 from edge_llm.sources.lora_settings import peft_settings
 from edge_llm.sources.place import place_of
 
+pytestmark = pytest.mark.thorough(file=12)
+
 Q0 = "model.layers.0.self_attn.q_proj"
 A, B = f"{PREFIX}{Q0}.lora_A.weight", f"{PREFIX}{Q0}.lora_B.weight"
 

@@ -28,6 +28,8 @@ from edge_llm.sources.hub_download import PIECE_BYTES
 from edge_llm.sources.hub_files import is_safe_name
 from edge_llm.sources.place import MODELSCOPE, Place, place_of
 
+pytestmark = pytest.mark.thorough(file=5)
+
 CONFIG = json.dumps(tiny_config("llama")).encode()
 NAME = "modelscope:org/tiny"
 

@@ -29,6 +29,8 @@ from edge_llm.sources import open_source
 from edge_llm.sources.base import StaticModule
 from edge_llm.weights.resident import layer_weights
 
+pytestmark = pytest.mark.thorough(file=8)
+
 POOL = ThreadPool(1)
 PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -46,6 +46,8 @@ from edge_llm.sources.quantization import READ
 from edge_llm.sources.quantized import _PACKINGS
 from edge_llm.weights.resident import layer_weights
 
+pytestmark = pytest.mark.thorough(file=10)
+
 RAW = tiny_config("qwen2", num_hidden_layers=1)
 TENSORS = random_tensors(RAW)
 LAYER = "model.layers.0."

@@ -20,6 +20,8 @@ from edge_llm.text.chat import ChatTemplate, prompt_text
 from edge_llm.text.reasoning import CLOSE, OPEN, Thinking
 from edge_llm.text.shape import TemplateShape
 
+pytestmark = pytest.mark.thorough(file=4)
+
 TOOL = {
     "type": "function",
     "function": {

@@ -35,6 +35,8 @@ from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.template_files import TOOL_USE, read_templates
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
 
+pytestmark = pytest.mark.thorough(file=10)
+
 USER = {"role": "user", "content": "What is 2+2?"}
 ASSISTANT = {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -23,6 +23,8 @@ from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.tokenizer import IncrementalDecoder, SpecialTokens, Tokenizer
 from edge_llm.text.windows import window_ids
 
+pytestmark = pytest.mark.thorough(file=12)
+
 BOS, EOS, IM_START, IM_END = (256 + len(MERGES) + i for i in range(4))
 TEXTS = (
     "", " ", "Hello world", "  two  spaces ", "naïve café", "日本語のテキスト", "🙂👩‍👩‍👧‍👦🇩🇪", "a\nb\tc\r\n", "\x00\x7f",

@@ -21,6 +21,8 @@ from edge_llm.tool_servers.process import ServerProcess
 from edge_llm.tool_servers.settings import ToolServer, tool_servers
 from edge_llm.user_config import read_user_config
 
+pytestmark = pytest.mark.thorough(file=5)
+
 SCRIPT = str(Path(__file__).with_name("tool_server.py"))
 TOOLS = ["add", "environment", "process", "big", "colours", "fail", "closed", "sleep", "die"]
 

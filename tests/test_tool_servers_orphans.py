@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough(file=1)
+
 SCRIPT = str(Path(__file__).with_name("tool_server.py"))
 FAMILY = 4
 """Processes of a stubborn server: itself, two children, and one that has left its session."""

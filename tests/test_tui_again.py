@@ -1,7 +1,10 @@
 """Another answer, and an answer that was in a loop, in the full-screen chat."""
 
+import pytest
 from chat_driver import drive
 from scripted_provider import ScriptedProvider, answer
+
+pytestmark = pytest.mark.thorough(file=3)
 
 NOTICE = "The answer repeated itself and was ended."
 

@@ -23,6 +23,8 @@ from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.screens.questions import Confirm
 from edge_llm.tui.stage import NOTICE_SECONDS
 
+pytestmark = pytest.mark.thorough(file=3)
+
 DOCUMENT = """# A heading
 
 Some *words* and a [link][1], `code` and **more**.

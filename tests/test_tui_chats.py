@@ -4,12 +4,15 @@ import asyncio
 import json
 import threading
 
+import pytest
 from chat_driver import drive, rows, running
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider, answer
 from writing_store import WritingStore
 
 from edge_llm.chats.store import ChatStore
 from edge_llm.providers.base import Ended
+
+pytestmark = pytest.mark.thorough(file=3)
 
 
 def test_the_last_chat_is_there_again_with_its_settings(tmp_path):

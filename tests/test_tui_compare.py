@@ -7,6 +7,8 @@ from scripted_provider import ScriptedCatalogue, ScriptedProvider, answer
 from edge_llm.errors import StorageError
 from edge_llm.tui.screens.compare import Compare
 
+pytestmark = pytest.mark.thorough(file=3)
+
 
 def catalogue(**more):
     return ScriptedCatalogue(

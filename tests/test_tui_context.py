@@ -19,6 +19,8 @@ from edge_llm.tui.room import SUMMARIZE, plan, summarize
 from edge_llm.tui.screens.context import ContextWays
 from edge_llm.tui.status import StatusLine
 
+pytestmark = pytest.mark.thorough(file=3)
+
 CONTEXT = 120
 
 

@@ -13,6 +13,8 @@ from edge_llm.chats.tree import Attachment
 from edge_llm.errors import ContextOverflow, StorageError
 from edge_llm.providers.base import Ended
 
+pytestmark = pytest.mark.thorough(file=3)
+
 TEXT = "a long half-written [b]prompt[/b]\nof two lines: 漢字"
 
 

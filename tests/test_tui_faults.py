@@ -13,6 +13,8 @@ from edge_llm.errors import ContextOverflow, DeviceLost, NumericError, OutOfMemo
 from edge_llm.providers.base import Facts
 from edge_llm.tui.wording import in_chat
 
+pytestmark = pytest.mark.thorough(file=3)
+
 ERRORS = [
     NumericError("layer 3 made a NaN"),
     DeviceLost("npu", "the card is gone"),

@@ -19,6 +19,8 @@ from edge_llm.tui.blocks import SaidMarkdown
 from edge_llm.tui.growing import GrowingText, block_end, blocks, open_fence, parts
 from edge_llm.tui.message_view import MessageView
 
+pytestmark = pytest.mark.thorough(file=3)
+
 PART = (
     "# Heading\n\nA *paragraph* of text that\ngoes on.\n\n- one\n- two\n\n"
     "```python\n# no heading\n\nx = 1\n```\n\n~~~\n```\n\n~~~\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> quoted\n\n"

@@ -17,6 +17,8 @@ from edge_llm.providers.base import Ended, Facts, ModelRow
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.screens.models import ModelPicker
 
+pytestmark = pytest.mark.thorough(file=3)
+
 CONTROL = (
     "\x1b[2J\x1b]52;c;aGk=\x07\x1b]8;;http://evil\x1b\\\x1b]8;;\x1b\\\x9b31m\x9d0;t\x9c\x85"
     "\x0b\x0c\x1c\x1f\x00\x7f\r\b\u202e\u2066\u200f\u200b\u2028\ud800"

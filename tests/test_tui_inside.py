@@ -17,6 +17,8 @@ from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.inside.work import kinds as work_kinds
 from edge_llm.weights.base import ExpertCounts
 
+pytestmark = pytest.mark.thorough(file=3)
+
 SIZES = [(40, 12), (100, 30), (200, 60)]
 CPU = Lane("cpu", (LaneSpan("qkv", 0.0, 0.25), LaneSpan("attention", 0.5, 1.0)), 0.25, {"qkv": 0.25, "attention": 0.5})
 NPU = Lane("npu", (LaneSpan("down", 0.25, 0.5),), 0.75, {"down": 0.25})

@@ -16,6 +16,8 @@ from edge_llm.providers.base import Ended, Facts, ModelRow
 from edge_llm.tui.screens.models import _BY_NEED, _COLUMNS, _FEWEST, ModelPicker, seen_columns
 from edge_llm.tui.screens.questions import Confirm
 
+pytestmark = pytest.mark.thorough(file=3)
+
 ROWS = [
     ModelRow("first", 300 << 20, "int8", 4096, True),
     ModelRow("second", 20 << 30, "int4", 131072, False),

@@ -6,6 +6,8 @@ import pytest
 
 from edge_llm.tui.pace import LOOK_SECONDS, MOST_SECONDS, SHARE, TYPING_SECONDS, Pace
 
+pytestmark = pytest.mark.thorough(file=3)
+
 
 class Clock:
     """Time that passes while something works or sleeps; somebody types until ``typed``."""

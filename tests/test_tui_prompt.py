@@ -17,6 +17,8 @@ from edge_llm.tui.commands import COMMANDS
 from edge_llm.tui.screens.help import Help
 from edge_llm.tui.screens.settings import SettingsForm
 
+pytestmark = pytest.mark.thorough(file=6)
+
 
 def test_enter_sends_and_other_keys_begin_a_line(tmp_path):
     provider = ScriptedProvider()

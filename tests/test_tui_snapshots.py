@@ -11,6 +11,8 @@ from edge_llm.providers.base import Facts
 from edge_llm.tui.app import ChatApp
 from edge_llm.tui.options import ChatOptions
 
+pytestmark = pytest.mark.thorough(file=2)
+
 CODE = """Here is a **loop**:
 
 ```python

@@ -13,6 +13,8 @@ from edge_llm.chats.store import ChatStore
 from edge_llm.paths import chats_file
 from edge_llm.tui.welcome import TOY_PROMPTS
 
+pytestmark = pytest.mark.thorough(file=3)
+
 FOOTER = "f1 Help"
 PYTHON = sys.executable
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[1-7]|9[1-7])(?:;[0-9;]*)?m")

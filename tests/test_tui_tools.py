@@ -23,6 +23,8 @@ from edge_llm.tui.screens import approve
 from edge_llm.tui.screens.approve import Approve
 from edge_llm.tui.tool_view import CallView
 
+pytestmark = pytest.mark.thorough(file=3)
+
 SCRIPT = str(Path(__file__).with_name("tool_server.py"))
 ADD = ToolOffer("small", "add", "Adds two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 HOSTILE = "\x1b[31mred\x1b]0;owned\x07 \u202etxt [bold]markup[/bold]\nnext"

@@ -8,6 +8,8 @@ import pytest
 from real_terminal import Terminal
 from scripted_server import ScriptedServer
 
+pytestmark = pytest.mark.thorough(file=3)
+
 
 def test_full_screen_chat_with_our_own_server(url):
     with Terminal("chat", "--url", url) as chat:

@@ -9,6 +9,8 @@ from edge_llm.providers.base import Facts
 from edge_llm.tui.screens.models import ModelPicker
 from edge_llm.tui.welcome import PROMPTS, TOY_PROMPTS, count
 
+pytestmark = pytest.mark.thorough(file=3)
+
 SERVER = "http://127.0.0.1:1/v1"
 REAL = Facts("smol", 8192, "device: host", parameters=134_515_008, precision="int8", weights=156_237_824)
 TOY = Facts("builtin", 1024, "device: host", parameters=2_263_104, precision="int8", weights=2_359_296, is_toy=True)

@@ -13,6 +13,8 @@ from edge_llm.errors import ContextOverflow, OutOfMemory, UsageError
 from edge_llm.paths import no_such_model
 from edge_llm.tui.wording import AT_THE_START, in_chat
 
+pytestmark = pytest.mark.thorough(file=3)
+
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 SHELL = re.compile(r"`[^`]*`")
 PACKAGES = ("engine", "kv", "weights", "devices", "npu", "subgraphs", "formats", "runner", "text", "talk", "providers", "quant")

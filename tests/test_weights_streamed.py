@@ -38,6 +38,8 @@ from edge_llm.weights.plan import EMBEDDING_ALONE, MemoryPlan, WeightSizes, plan
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
+pytestmark = pytest.mark.thorough(file=8)
+
 CONFIG = LlamaConfig(
     family="qwen2",
     vocab_size=300,
