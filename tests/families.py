@@ -99,6 +99,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"sliding_window": 16, "use_bias": True}),
     "stablelm": ("StableLm", {"use_qkv_bias": True}),
     "stablelm, parallel": ("StableLm", {"use_parallel_residual": True}),
+    "opt": ("OPT", {"ffn_dim": 160, "word_embed_proj_dim": 64, "max_position_embeddings": 128}),
+    "llama, relu": ("Llama", {"head_dim": 16, "hidden_act": "relu"}),
     "llama, yarn": ("Llama", {"head_dim": 16, "rope_parameters": {**YARN, "rope_theta": 1e4}}),
     "glm": (
         "Glm",

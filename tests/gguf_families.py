@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from edge_llm.models.mixtures import COUNT_KEYS
 
-IN_GGUF = [name for name in FAMILIES if name.partition(",")[0] not in ("glm", "nemotron", "starcoder2", "stablelm")]
+_NOT = ("glm", "nemotron", "opt", "starcoder2", "stablelm")
+IN_GGUF = [name for name in FAMILIES if name.partition(",")[0] not in _NOT and name != "llama, relu"]
 IN_GGUF += ("olmoe", "mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe")
 """Those models of `FAMILIES` and `MIXTURES` whose GGUF files are read."""
 GEMMA = {

@@ -42,7 +42,7 @@ def test_gradients_are_differences(family):
         ahead, behind = (layer_forward(x + sign * step, layer, weights, tables) for sign in (1, -1))
         wanted = float(((ahead - behind).astype(np.float64) * seen).sum() / 2)
         found = float((layer_gradient(x, layer, weights, tables, seen, lambda *_: None).astype(np.float64) * step).sum())
-        assert found == pytest.approx(wanted, rel=2e-2, abs=2e-3)
+        assert found == pytest.approx(wanted, rel=2e-2, abs=3e-3)  # a ReLU has a kink
 
 
 def logits(bundle, **runtime):
@@ -88,7 +88,9 @@ def test_steps_are_the_prompt(bundle):
 
 def test_a_card_says_what_it_cannot_do(bundle):
     """Of all these families some have Llama's layers: ERNIE's too, once the rotation pairs are sorted."""
-    assert (missing(bundle.decoder) is None) == (bundle.config.family in ("ernie4_5", "llama", "mistral", "qwen2", "qwen3"))
+    like_llama = bundle.config.family in ("ernie4_5", "llama", "mistral", "qwen2", "qwen3")
+    relu = any(getattr(one, "activation", "") == "relu" for one in bundle.decoder.layers[0].operations)
+    assert (missing(bundle.decoder) is None) == (like_llama and not relu)
 
 
 @pytest.mark.thorough

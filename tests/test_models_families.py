@@ -53,7 +53,7 @@ def test_families_are_the_files() -> None:
     assert families() == [
         "bert", "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4v",
         "gpt_oss", "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "lfm2", "llama", "ministral3",
-        "mistral", "mistral3", "mixtral", "modernbert", "nemotron", "nomic_bert", "olmo2", "olmo3", "olmoe", "phi3",
+        "mistral", "mistral3", "mixtral", "modernbert", "nemotron", "nomic_bert", "olmo2", "olmo3", "olmoe", "opt", "phi3",
         "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
         "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl", "roberta", "smollm3", "stablelm", "starcoder2",
         "xlm_roberta",

@@ -4,6 +4,7 @@
     python assets/builtin_model/train.py --out DIR --steps 50    # a quick look at the whole path
     python assets/builtin_model/train.py --out DIR --experts 8   # a toy Mixtral instead: 2 of 8 experts a row
     python assets/builtin_model/train.py --out DIR --experts 8 --from DENSE --steps 200    # soon: of parts of an MLP
+    python assets/builtin_model/train.py --out DIR --relu --from DENSE --steps 150    # ReLU in the gates, most of them zero
 
 The text comes from `corpus.py`, with a fixed seed and without any download. The result is a Llama of 2.3 million
 parameters with a byte-level BPE tokenizer of 1536 tokens, its weights rounded to float16 (4.5 MB). At the end
@@ -67,6 +68,7 @@ class Shape:
     num_local_experts: int = 0
     """Of a layer; 0: its MLP is one."""
     num_experts_per_tok: int = 2
+    hidden_act: str = "silu"
 
     @classmethod
     def of_experts(cls, count: int) -> "Shape":
@@ -178,9 +180,16 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.is_relu = shape.hidden_act == "relu"
+        self.size = torch.zeros(())
+        """How large the gates of the last rows were behind ReLU; differentiable."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        if not self.is_relu:
+            return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = nn.functional.relu(self.gate_proj(x))
+        self.size = gate.float().mean()
+        return self.down_proj(gate * self.up_proj(x))
 
 
 class Mixture(nn.Module):
@@ -267,6 +276,8 @@ class Schedule:
     weight_decay: float = 0.1
     evenness: float = 0.02
     """What the unevenness of mixtures counts beside the loss."""
+    sparsity: float = 0.1
+    """What the size of gates behind ReLU counts there: less of it, and more of them are zero (ProSparse, arXiv 2402.13516)."""
 
     def rate(self, step: int) -> float:
         """The share of the full learning rate: a short warm-up, then a cosine down to 1 %."""
@@ -303,6 +314,11 @@ def unevenness_of(model: Llama) -> Tensor:
     return sum((module.unevenness for module in model.modules() if isinstance(module, Mixture)), torch.zeros(()))
 
 
+def size_of(model: Llama) -> Tensor:
+    """Of all gates behind ReLU, over the rows that went last; 0 where there are none."""
+    return sum((module.size for module in model.modules() if isinstance(module, FeedForward)), torch.zeros(()))
+
+
 def begin_as(model: Llama, dense: Path) -> None:
     """``model`` begins as the trained one in the folder ``dense``: sparse upcycling (Komatsuzaki, 2022, arXiv 2212.05055).
 
@@ -327,7 +343,8 @@ def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int) -> 
     full_rates = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
     short = batches(tokenizer, schedule.tokens_per_step // schedule.row, schedule.row, seed)
     long = batches(tokenizer, schedule.tokens_per_step // schedule.long_row, schedule.long_row, seed + 1)
-    compiled = model if model.shape.num_local_experts else torch.compile(model, dynamic=False)
+    is_eager = model.shape.num_local_experts or model.shape.hidden_act == "relu"
+    compiled = model if is_eager else torch.compile(model, dynamic=False)
     recent: list[float] = []
     start = time.time()
     for step in range(schedule.steps):
@@ -336,7 +353,7 @@ def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int) -> 
                 group["lr"] = rate * schedule.rate(step)
         batch = next(long if schedule.row_length(step) == schedule.long_row else short)
         loss = loss_of(compiled, *batch)
-        (loss + schedule.evenness * unevenness_of(model)).backward()
+        (loss + schedule.evenness * unevenness_of(model) + schedule.sparsity * size_of(model)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for stepper in steppers:
             stepper.step()
@@ -366,7 +383,6 @@ def hugging_face_config(shape: Shape, tokenizer: Tokenizer) -> dict:
         "architectures": ["MixtralForCausalLM" if is_mixture else "LlamaForCausalLM"],
         "model_type": "mixtral" if is_mixture else "llama",
         **sizes,
-        "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "mlp_bias": False,
@@ -441,7 +457,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--experts", type=int, default=0, help="of every layer, of which a row goes to two; 0: none")
-    parser.add_argument("--from", dest="dense", type=Path, help="with --experts: the folder of a trained model without any")
+    parser.add_argument("--relu", action="store_true", help="ReLU in the gates, and a price on what passes them")
+    parser.add_argument("--from", dest="dense", type=Path, help="the folder of a trained model to begin with")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -449,7 +466,8 @@ def main() -> None:
     schedule = Schedule(steps=args.steps)
     if args.dense is not None:
         schedule = replace(schedule, warmup=args.steps // 10, tokens_per_step=2048, matrix_rate=0.005, vector_rate=0.001)
-    model = Llama(Shape.of_experts(args.experts) if args.experts else Shape())
+    shape = Shape.of_experts(args.experts) if args.experts else Shape(hidden_act="relu" if args.relu else "silu")
+    model = Llama(shape)
     if args.dense is None:
         tokenizer = train_tokenizer(Shape.vocab_size)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 from edge_llm.config import LlamaConfig, ModelConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.models.blocks import base_of, llama3_of, read_head_dim, rope_of
+from edge_llm.models.blocks import base_of, llama3_of, read_activation, read_head_dim, rope_of
 from edge_llm.models.fields import MAX_CONTEXT, Fields
 from edge_llm.models.layer import Decoder, DescribedConfig
 from edge_llm.operations.attention import Attention, Rope
@@ -18,6 +18,8 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.operations.norm import Norm
 from edge_llm.operations.rope_kinds import Llama3
+
+_SILU = "silu"
 
 
 def decoder_config(
@@ -33,14 +35,14 @@ def decoder_config(
     qk_norm: bool = False,
     window: int | None = None,
 ) -> ModelConfig:
-    """The `LlamaConfig` of a llama-like decoder; one with its description where its rotation is stretched in another way.
+    """The `LlamaConfig` of a llama-like decoder; one with its description where its rotation or its activation is another.
 
     ``kv_heads``, ``head_dim``, ``context`` and ``norm_eps`` are the family's own values for keys that are absent
     (None means as many key heads as query heads, and hidden size / heads).  ``window`` is the reach of a sliding
     attention window in tokens: inside it windowed and full attention are the same, so it bounds the context.
     """
     fields = Fields(raw)
-    _check_activation(raw)
+    activation = read_activation(raw, "hidden_act", default=_SILU)
     hidden = fields.integer("hidden_size", 1, 1 << 17)
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv = fields.integer("num_key_value_heads", 1, 4096, heads if kv_heads is None else kv_heads)
@@ -67,15 +69,10 @@ def decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
     )
-    return plain if scaling or not _section(fields) else _with_other_rope(raw, plain)
-
-
-def _with_other_rope(raw: dict[str, Any], plain: LlamaConfig) -> ModelConfig:
-    """``plain`` with the rotation in config.json, where that is none of Llama's own."""
-    rope = rope_of(raw, plain.head_dim, plain.context)
-    if rope.scaling is None:
+    rope = llama_rope(plain) if scaling or not _section(fields) else rope_of(raw, plain.head_dim, plain.context)
+    if activation == _SILU and (scaling or rope.scaling is None):
         return plain
-    return DescribedConfig.of(llama_decoder(plain, rope), plain.family, plain.context)
+    return DescribedConfig.of(llama_decoder(plain, rope, activation), plain.family, plain.context)
 
 
 def sliding_window(raw: dict[str, Any]) -> int | None:
@@ -93,12 +90,6 @@ def sliding_window(raw: dict[str, Any]) -> int | None:
     if not kinds and fields.integer("max_window_layers", 0, 1 << 20, 0) >= layers:
         return None  # the layers below it have full attention
     return fields.integer("sliding_window", 1, MAX_CONTEXT)
-
-
-def _check_activation(raw: dict[str, Any]) -> None:
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModel(f"config.json: the activation `{shown(activation)}` does not run here; only silu does")
 
 
 def _section(fields: Fields) -> dict[str, Any]:
@@ -130,12 +121,12 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     return theta, RopeScaling(kind.stretch, kind.low_frequency_factor, kind.high_frequency_factor, kind.original_context)
 
 
-def llama_decoder(config: LlamaConfig, rope: Rope | None = None) -> Decoder:
+def llama_decoder(config: LlamaConfig, rope: Rope | None = None, activation: str = _SILU) -> Decoder:
     """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm.
 
     rope: another one than that of ``config``.
     """
-    operations = _llama_layer(config, rope or llama_rope(config))
+    operations = _llama_layer(config, rope or llama_rope(config), activation)
     return Decoder(
         embedding=Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size),
         layers=tuple(Layer(f"model.layers.{index}.", operations) for index in range(config.num_layers)),
@@ -147,7 +138,7 @@ def llama_decoder(config: LlamaConfig, rope: Rope | None = None) -> Decoder:
     )
 
 
-def _llama_layer(config: LlamaConfig, rope: Rope) -> tuple[Operation, ...]:
+def _llama_layer(config: LlamaConfig, rope: Rope, activation: str) -> tuple[Operation, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     kv = config.kv_size
     queries = SourceRows("self_attn.q_proj", config.q_size)
@@ -163,7 +154,7 @@ def _llama_layer(config: LlamaConfig, rope: Rope) -> tuple[Operation, ...]:
         ),
         _norm(config, "mlp_norm", "post_attention_layernorm.weight", "normed"),
         Linear("gate_up", gate_up, hidden, reads="normed", writes="gate_up", bias=config.mlp_bias),
-        GLU(inner, reads="gate_up", writes="activated"),
+        GLU(inner, reads="gate_up", writes="activated", activation=activation),
         Linear(
             "down", (SourceRows("mlp.down_proj", hidden),), inner,
             reads="activated", writes=HIDDEN, adds=HIDDEN, bias=config.mlp_bias,
