@@ -13,6 +13,8 @@ from edge_llm.errors import UsageError
 
 INT8, W4, FLOAT16 = "int8", "w4", "float16"
 """Weight schemes that import chooses between."""
+NEURONS = "neurons"
+"""INT8 whose columns lie together, for linears behind ReLU: those that meet zeros are neither read nor multiplied."""
 BLOCKS = "blocks"
 """The blocks of a GGUF file as they are; each of their kinds is a scheme."""
 DEFAULT_SCHEME = INT8

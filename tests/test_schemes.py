@@ -25,10 +25,13 @@ from edge_llm.kernels.types import Residual
 from edge_llm.models import load_config
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.linear import Linear, SourceRows
-from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
+from edge_llm.schemes import float16, int8, linear_tensors, neurons, scheme_of, schemes
+from edge_llm.schemes.neurons import active_runs
 
 INTEGERS = {"input_scale": 0.03, "shadow": "full"}
-NEAR = {"int8": 0.02, "float16": 0.02}
+NEAR = {"int8": 0.02, "float16": 0.02, "neurons": 0.02}
+ALONE = ("float16", "neurons")
+"""Those that no card multiplies, and that keep no outliers apart."""
 """The relative error of a product, at most; of those with 4 bits:"""
 NEAR_W4 = 0.1
 NAMES = (*schemes(), "w4,int8", "int8,w4", "w4,w4,int8", "int8,w4,int8", "w4,int8,int8,w4")
@@ -43,10 +46,10 @@ def opened(name, rows=20, columns=36, bias=True, seed=0):
     linear = Linear("w", sources, columns, "x", "y", bias=bias, scheme=name)
     rows, scheme = linear.rows, scheme_of(linear)
     weight, added = random.standard_normal((rows, columns), np.float32), random.standard_normal(rows).astype(np.float32)
-    hot = np.array([1, columns - 1], np.int32) if name != "float16" else np.empty(0, np.int32)
+    hot = np.array([1, columns - 1], np.int32) if name not in ALONE else np.empty(0, np.int32)
     arrays = scheme.convert(weight, hot, "w") | ({"bias": added} if bias else {})
     assert [(key, array.dtype.name, array.shape) for key, array in arrays.items()] == linear_tensors(linear, len(hot))
-    facts = {} if name == "float16" else INTEGERS
+    facts = {} if name in ALONE else INTEGERS
     return linear, scheme.open(linear, arrays, facts), weight, added if bias else np.zeros(rows, np.float32)
 
 
@@ -66,7 +69,7 @@ def test_the_product_is_the_reference(isa, name, bias):
         kernels.use_isa(before)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"float16"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*ALONE}))
 def test_a_product_that_a_card_rounds_is_the_reference_too(name):
     _, weight, _, _ = opened(name)
     x = np.random.default_rng(1).standard_normal((7, weight.columns), np.float32) * 3
@@ -83,6 +86,21 @@ def test_codes_give_the_bits_of_the_int8_weight_that_they_stand_for(name):
     tiles, found = weight.overflow(residual)
     wanted = unpack_tiles(weight.make_tiles(pool), rows, weight.columns)[:, residual.column]
     assert np.array_equal(unpack_tiles(tiles, rows, 4 * tiles.shape[1])[:, found.column], wanted)
+
+
+def test_active_neurons_give_the_product_of_all_and_runs_are_counted():
+    linear, weight, _, _ = opened("neurons", rows=600, columns=100)
+    x = np.random.default_rng(1).standard_normal((9, 100), np.float32) * (np.arange(100) % 3 == 0)
+    assert np.array_equal(weight.apply(x, kernels.ThreadPool(2)), reference(x, weight))
+    assert not (weight.apply(0 * x, kernels.ThreadPool(2)) - weight.bias).any()
+    x[:, 50:] = 0
+    assert weight.run == 6 and active_runs(x[:1], linear) == 9 / 17
+
+
+@pytest.mark.parametrize("record", [{"active": 2.0}, {"active": 1}, {"more": 0.5}], ids=str)
+def test_neurons_name_the_fact_that_makes_no_sense(record):
+    with pytest.raises(ValueError, match="share `|unknown key `more`"):
+        neurons.facts(record)
 
 
 @given(

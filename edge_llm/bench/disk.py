@@ -11,7 +11,7 @@ from typing import Any
 from edge_llm.bench.memory import forget_peak
 from edge_llm.formats.block_reader import read_rate
 from edge_llm.formats.bundle import Bundle
-from edge_llm.weights.base import ExpertCounts
+from edge_llm.weights.base import FlashCounts
 
 _STAT = "/sys/dev/block/{}:{}/stat"
 _BUSY_FIELD = 9
@@ -75,7 +75,7 @@ class DiskMeter:
 
 
 def streaming(
-    row: dict[str, Any], streamed_bytes: int, disk: DiskUse | None, experts: ExpertCounts | None = None
+    row: dict[str, Any], streamed_bytes: int, disk: DiskUse | None, experts: FlashCounts | None = None
 ) -> dict[str, Any]:
     """What a row says of streamed weights; ``disk_share`` is generation over what the disk alone would allow.
 

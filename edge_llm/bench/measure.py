@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_llm.bench.memory import peak_rss_bytes
 from edge_llm.runner.base import Runner
-from edge_llm.weights.base import ExpertCounts
+from edge_llm.weights.base import FlashCounts
 
 SEED = 0
 """Of the random tokens."""
@@ -157,7 +157,7 @@ class OwnRunner:
         self._sequence = runner.open()
 
     @property
-    def experts(self) -> ExpertCounts | None:
+    def experts(self) -> FlashCounts | None:
         """What became of experts that come from flash; None where none do."""
         return self._runner.look().experts
 

@@ -39,7 +39,7 @@ OPTIONAL = (
     Column("GB/s", lambda row: _number(row["gb_s"], ".1f")),
     Column("of roof", lambda row: _number(row["gops_share"] or row["gb_s_share"], ".0%")),
     Column("streamed", lambda row: _number(row.get("streamed_bytes_per_token"), ".0f", " MiB", 2**20)),
-    Column("hits", lambda row: _number(row.get("expert_hit_rate"), ".0%")),
+    Column("hits", lambda row: _number(row.get("expert_hit_rate", row.get("neuron_hit_rate")), ".0%")),
     Column("guessed", lambda row: _number(row.get("expert_guess_rate"), ".0%")),
     Column("disk", lambda row: _number(row.get("disk_bytes_per_s"), ".2f", " GB/s", 1e9)),
     Column("of disk", lambda row: _number(row.get("disk_share"), ".0%")),

@@ -26,7 +26,7 @@ from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Site
 from edge_llm.runner.runner import Int8Runner
-from edge_llm.weights.base import ExpertCounts
+from edge_llm.weights.base import FlashCounts
 
 NOISY = 0.05
 """Standard deviation over mean of the speed, from which a row deserves a warning."""
@@ -130,7 +130,7 @@ def _with_threads(
             yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
 
 
-def _since(before: ExpertCounts | None, now: ExpertCounts | None) -> ExpertCounts | None:
+def _since(before: FlashCounts | None, now: FlashCounts | None) -> FlashCounts | None:
     return None if before is None or now is None else now - before
 
 
@@ -200,7 +200,7 @@ class _Facts:
         roofs: Roofs | None,
         usage: CoreUsage | None,
         disk: DiskUse | None,
-        experts: ExpertCounts | None,
+        experts: FlashCounts | None,
     ) -> Row:
         settings, runtime = self.settings, self.runtime
         assert runtime.chunk is not None

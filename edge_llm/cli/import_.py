@@ -44,6 +44,11 @@ from edge_llm.sources.lora_places import wish
     help="Keep linears in float16, by name or pattern: layers.0.down, '*.o'.  May be given several times.",
 )
 @click.option(
+    "--neurons",
+    is_flag=True,
+    help="Models with ReLU: the columns of each neuron lie together, so that --memory reads those of active neurons alone.",
+)
+@click.option(
     "--weights",
     type=click.Choice(KINDS),
     help="Weights of the layers: the blocks of a GGUF file as they are, 8 bits, 4 bits (half the memory and the time to read "
@@ -94,6 +99,7 @@ def import_command(
     calibration: str | None,
     shadow: str,
     float16: tuple[str, ...],
+    neurons: bool,
     weights: str | None,
     bits: float | None,
     head: str,
@@ -136,7 +142,7 @@ def import_command(
             revision=revision,
             lora=[wish(one) for one in lora],
             calibration=calibration if calibration in (None, BY_MODEL) else Path(calibration),
-            outliers=Outliers(shadow, tuple((pattern, FLOAT16) for pattern in float16)),
+            outliers=Outliers(shadow, tuple((pattern, FLOAT16) for pattern in float16), neurons),
             fold=not no_fold,
             turn=None if turn is None else int(turn),
             weights=LayerBits(weights or INT8, kept, fixed, head, fit=not fast, or_blocks=or_blocks),

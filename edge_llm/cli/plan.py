@@ -19,7 +19,7 @@ from edge_llm.devices.base import Device
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.begin import say as say_notices
 from edge_llm.opening.machine import this_machine
-from edge_llm.opening.plan import Plan, WeightsPlan, expert_words, site_rows
+from edge_llm.opening.plan import Plan, WeightsPlan, expert_words, neuron_words, site_rows
 from edge_llm.opening.resolve import resolve
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
@@ -129,6 +129,8 @@ def _text(reckoned: _Reckoned) -> str:
         rows = [row for row in rows if row[0] not in ("streamed", "from flash", "free from")]
     if host.experts is not None:
         rows.insert(-4, ("experts", expert_words(facts["experts"], host.streamed_bytes)))
+    if host.neurons is not None:
+        rows.insert(-4, ("neurons", neuron_words(facts["neurons"], host.streamed_bytes)))
     return "\n".join(f"{name:11} {value}" for name, value in rows)
 
 

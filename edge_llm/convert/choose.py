@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from edge_llm.config import INT8
+from edge_llm.config import INT8, NEURONS
 from edge_llm.errors import UsageError
 from edge_llm.kernels.pointwise import MAX_TURN, is_turn
 from edge_llm.models.layer import Decoder
@@ -23,6 +23,8 @@ class Outliers:
     turned, and the scale covers the largest value, which shows what outliers do to INT8."""
     schemes: tuple[tuple[str, str], ...] = ()
     """Linears that are not to be INT8: a pattern of names, such as ``*.down`` or ``layers.0.*``, and a weight scheme."""
+    neurons: bool = False
+    """Whether linears behind ReLU have the scheme `NEURONS`."""
 
     def __post_init__(self) -> None:
         if self.mode not in OUTLIER_MODES:
@@ -31,12 +33,13 @@ class Outliers:
     def __str__(self) -> str:
         """As a manifest holds it; bundles from before there was a choice have all shadows and say `shadow`."""
         said = "shadow" if self.mode == "full" else self.mode
-        return ", ".join([said, *(f"{scheme} {pattern}" for pattern, scheme in self.schemes)])
+        neurons = [NEURONS] if self.neurons else []
+        return ", ".join([said, *neurons, *(f"{scheme} {pattern}" for pattern, scheme in self.schemes)])
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
         """The scheme of every linear that a pattern names.  Raises `UsageError` for a pattern that matches none."""
         names = [name for name in decoder.linears() if name != "output"]
-        found: dict[str, str] = {}
+        found = dict.fromkeys(_behind_relu(decoder), NEURONS) if self.neurons else {}
         for pattern, scheme in self.schemes:
             matching = {name for name in names if fnmatchcase(name, pattern)}
             if not matching:
@@ -48,6 +51,20 @@ class Outliers:
                 )
             found |= dict.fromkeys(matching, scheme)
         return found
+
+
+def _behind_relu(decoder: Decoder) -> list[str]:
+    """The linears that read what ReLU made zero.  Raises `UsageError` where there are none."""
+    found = [
+        f"layers.{index}.{linear.name}"
+        for index, layer in enumerate(decoder.layers)
+        for one in layer.operations
+        if one.zeroes
+        for linear in layer.multipliers(one)
+    ]
+    if not found:
+        raise UsageError("--neurons is for models with ReLU in their MLPs, which this one lacks; leave it out", param="neurons")
+    return found
 
 
 def largest_turn(asked: int | None, outliers: Outliers) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from edge_llm.config import INT8, W4
+from edge_llm.config import INT8, NEURONS, W4
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
@@ -58,7 +58,7 @@ def write_sensitive(path: Path, found: Mapping[str, str]) -> None:
 def read_sensitive(path: Path) -> dict[str, str]:
     """The schemes that the file asks for, by the linears' names.  Raises `UsageError` for an unknown scheme."""
     found = read_object(path, error=UsageError, max_bytes=MAX_BYTES)
-    known = [name for name in schemes() if name != W4]
+    known = [name for name in schemes() if name not in (W4, NEURONS)]
     for name, scheme in found.items():
         if not isinstance(scheme, str) or (scheme not in known and (scheme == W4 or not is_multiplied_as_int8(scheme))):
             raise UsageError(

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from edge_llm.config import NEURONS
 from edge_llm.convert.calibrate import key_offset, run_layer
 from edge_llm.convert.even_folds import even_folds, even_linear
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
@@ -33,6 +34,7 @@ from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.quant.turning import turn_columns
 from edge_llm.schemes import int8, scheme_of
+from edge_llm.schemes.neurons import active_runs
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
 """Gives the treatments of a linear, from its input, its weight float32 [N, K], and that weight as `judged` changes it."""
@@ -260,4 +262,5 @@ def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, w
         opened = scheme.open(other, converted, scheme.facts_of(treatment))
     except InvalidModel:
         return treatment
-    return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))
+    active = active_runs(seen.rows(), linear) if scheme_name == NEURONS else 1.0
+    return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))), active=active)

@@ -21,7 +21,7 @@ from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, PageMap, RunnerIn
 
 if TYPE_CHECKING:
     from edge_llm.engine.engine import Engine
-    from edge_llm.weights.base import ExpertCounts
+    from edge_llm.weights.base import FlashCounts
 
 __all__ = ["Inside", "Lane", "LaneSpan", "LastPrompt", "ModelFacts", "PageMap", "ProcessMemory", "Work", "look"]
 
@@ -64,7 +64,7 @@ class Inside:
     waiting: int
     step: Work | None = None
     """Some steps of the last answer; None where not the host does all of it."""
-    experts: ExpertCounts | None = None
+    experts: FlashCounts | None = None
     """What became of experts that come from flash; None where none do."""
     memory_rate: float | None = None
     """Bytes a second that main memory can be read at; None until it is measured."""

@@ -112,6 +112,11 @@ class BlockReader:
         self._pieces: dict[str, BlockPieces] = {}  # of blocks that were asked for: layers are, again and again
         weakref.finalize(self, self._file.close)
 
+    @property
+    def file(self) -> RangeFile:
+        """What it reads from."""
+        return self._file
+
     def start(
         self,
         name: str,

@@ -18,6 +18,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes import TensorSpec, linear_tensors
+from edge_llm.schemes.neurons import COLUMNS
 
 HEAD = "head"
 """The block of what stands behind the pooling."""
@@ -92,8 +93,13 @@ def layer_name(index: int) -> str:
 
 
 def unit_of(tensor: str) -> str:
-    """What is read at once with ``tensor``: its block, such as ``layers.3``, or an expert inside, ``layers.3.experts.17``."""
+    """What is read at once with ``tensor``: its block, such as ``layers.3``, or an expert inside, ``layers.3.experts.17``.
+
+    The columns of a linear whose neurons are read one by one, ``layers.3.down.columns``, stand for themselves.
+    """
     parts = tensor.split(".")
+    if parts[-1] == COLUMNS:
+        return tensor
     return parts[0] if parts[0] != "layers" else ".".join(parts[: max(2, len(parts) - 2)])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import NEURONS, ModelConfig
 from edge_llm.models.reading import Reading
 from edge_llm.operations.base import HIDDEN, Gain, HeadTurns
 
@@ -98,7 +98,9 @@ class Decoder:
     def host_alone(self) -> str:
         """What of it no card can do, as messages call it; empty: nothing."""
         behind = "attention to the tokens behind one" if self.is_encoder else ""
-        return behind or next((one.HOST_ALONE for layer in self.layers for one in layer.operations if one.HOST_ALONE), "")
+        apart = "weights of neurons that lie apart" if any(one.scheme == NEURONS for one in self.linears().values()) else ""
+        of_layers = (one.HOST_ALONE for layer in self.layers for one in layer.operations if one.HOST_ALONE)
+        return behind or apart or next(of_layers, "")
 
     @property
     def head_turns(self) -> HeadTurns:

@@ -120,7 +120,7 @@ def read_weights(plan: Plan, progress: StageProgress | None = None) -> Weights:
         from edge_llm.weights.staged import StagedWeights  # only cards that decode
 
         return StagedWeights(bundle, weights.staging, on_bytes)
-    if weights.host.streamed or weights.host.flash_tables or weights.host.experts:
+    if weights.host.streamed or weights.host.flash_tables or weights.host.experts or weights.host.neurons:
         return StreamedWeights(bundle, weights.host, on_bytes, streams=weights.to_card)
     return ResidentWeights(bundle, on_bytes, weights.to_card)
 

@@ -174,6 +174,7 @@ class Plan:
             "streamed_layers": list(host.streamed),
             "streamed_bytes_per_token": host.streamed_bytes,
             "experts": None if host.experts is None else asdict(host.experts),
+            "neurons": None if host.neurons is None else asdict(host.neurons),
             "memory": {**asdict(self.memory), "main": self.memory.main},
         }
 
@@ -220,6 +221,8 @@ def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("from flash", f"layers {layers}: {byte_size(facts['streamed_bytes_per_token'])} per token"))
     if facts["experts"]:
         rows.append(("from flash", expert_words(facts["experts"], facts["streamed_bytes_per_token"])))
+    if facts["neurons"]:
+        rows.append(("from flash", neuron_words(facts["neurons"], facts["streamed_bytes_per_token"])))
     if card:
         rows.append(("card", byte_size(card)))
     if facts["prefix_cache_bytes"]:
@@ -230,6 +233,12 @@ def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def expert_words(experts: Mapping[str, int], token_bytes: int) -> str:
     """Which experts stay in memory, and what a token reads, for people."""
     held = f"{experts['quota']} of {experts['count']} experts of a layer stay in memory, {experts['ahead']} are on their way"
+    return f"{held}; {byte_size(token_bytes)} per token if all are as likely"
+
+
+def neuron_words(neurons: Mapping[str, int], token_bytes: int) -> str:
+    """Which neurons stay in memory, and what a token reads, for people."""
+    held = f"{neurons['quota']} of {neurons['count']} runs of neurons of a layer stay in memory, those that were active last"
     return f"{held}; {byte_size(token_bytes)} per token if all are as likely"
 
 

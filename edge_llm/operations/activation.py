@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ACTIVATED = "activated"
 """The place of its channels."""
+RELUS = ("relu", "relu_squared")
+"""Activations of which most values are 0."""
 _DEGREES = {"relu": 1, "relu_squared": 2}
 """Activations of which ``a(f x) = f^degree a(x)`` for every f above 0."""
 
@@ -67,6 +69,10 @@ class Activate(Operation):
     @property
     def evens_its_input(self) -> bool:
         return self.activation in _DEGREES
+
+    @property
+    def zeroes(self) -> bool:
+        return self.activation in RELUS
 
     def places(self, layer: AnyLayer) -> Iterator[Place]:
         if self.activation in _DEGREES and (readers := layer.multipliers(self)) and self._up(layer) is not None:

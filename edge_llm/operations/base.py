@@ -362,6 +362,11 @@ class Operation(Runnable):
         return False
 
     @property
+    def zeroes(self) -> bool:
+        """Whether most of what it writes is 0, because it ends in ReLU."""
+        return False
+
+    @property
     def pairs_its_input(self) -> bool:
         """Whether it reads a left and a right half together, which are kept in one scheme."""
         return False

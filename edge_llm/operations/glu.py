@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edge_llm.kernels.activation import Activation
+from edge_llm.operations.activation import RELUS
 from edge_llm.operations.arithmetic import ACTIVATIONS, sigmoid
 from edge_llm.operations.base import (
     Arithmetic,
@@ -134,6 +135,10 @@ class GLU(Operation):
     @property
     def evens_its_input(self) -> bool:
         return self.activation != CLAMPED
+
+    @property
+    def zeroes(self) -> bool:
+        return self.activation in RELUS
 
     @property
     def pairs_its_input(self) -> bool:

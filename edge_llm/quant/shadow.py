@@ -48,6 +48,8 @@ class Treatment:
     """Steps that are added to a rounded activation: of linears that somebody else quantized."""
     error_of_rows: float = 0.0
     """The error of the output where every row has a scale of its own."""
+    active: float = 1.0
+    """Share of the runs of neurons that a row activates, in a scheme that reads no others."""
 
 
 def shadow_cost(rows: int, columns: int, hot: int, overflow: float) -> float:

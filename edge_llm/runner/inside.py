@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from edge_llm.kv.memory import KVMemory
-    from edge_llm.weights.base import ExpertCounts, Weights
+    from edge_llm.weights.base import FlashCounts, Weights
 
 MOST_WINDOWS = 8
 
@@ -105,7 +105,7 @@ class RunnerInside:
     """Bytes that were read from flash so far."""
     step: Work | None = None
     """Some steps of the last answer."""
-    experts: ExpertCounts | None = None
+    experts: FlashCounts | None = None
     """What became of experts that come from flash."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_llm.operations.linear import Linear
-from edge_llm.schemes import float16, int8, w4
+from edge_llm.schemes import float16, int8, neurons, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
 from edge_llm.schemes.blocks import KINDS, Blocks, is_in_blocks, parts_in_blocks
 from edge_llm.schemes.joint import parts_of, schemes_in, takes_codes
@@ -20,7 +20,9 @@ __all__ = [
     "linear_tensors", "scheme_of", "schemes",
 ]  # fmt: skip
 
-_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16, **{name: Blocks(name) for name in KINDS}}
+_SCHEMES: dict[str, Scheme] = {
+    int8.NAME: int8, w4.NAME: w4, float16.NAME: float16, neurons.NAME: neurons, **{name: Blocks(name) for name in KINDS},
+}  # fmt: skip
 
 
 def schemes() -> tuple[str, ...]:

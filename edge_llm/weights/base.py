@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -55,16 +55,54 @@ class Turns(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ExpertCounts:
-    """What became of experts that come from flash."""
+@dataclass(frozen=True, kw_only=True)
+class FlashCounts:
+    """What became of parts of layers that come from flash."""
+
+    NAME: ClassVar[str]
+    """What one of them is called."""
 
     used: int = 0
-    """Experts that steps used: one counts once a step of a layer, for all rows."""
+    """Those that steps used: one counts once a step of a layer, for all rows."""
     read: int = 0
     """Of these, how many were not in memory by what the policy keeps; some of them came early, on a guess."""
     tokens: int = 0
     """Rows that went through the model."""
+    read_bytes: int = 0
+    """All bytes that were read from flash, those of tables included."""
+
+    def __sub__(self, before: Self) -> Self:
+        """What came after ``before``."""
+        return type(self)(**{name: count - getattr(before, name) for name, count in asdict(self).items()})
+
+    @property
+    def guessed(self) -> tuple[int, int] | None:
+        """Of how many that were used for which there was a guess it had named how many; None where nobody guesses."""
+        return None
+
+    @property
+    def facts(self) -> dict[str, float | None]:
+        """As plain data for faces: the counts, and the rates that follow, None where nothing was counted."""
+        return {
+            **{f"{self.NAME}_{name}": count for name, count in asdict(self).items()},
+            f"{self.NAME}_hit_rate": 1 - self.read / self.used if self.used else None,
+            "flash_bytes_per_token": self.read_bytes / self.tokens if self.tokens else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronCounts(FlashCounts):
+    """What became of runs of neurons."""
+
+    NAME: ClassVar[str] = "neuron"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertCounts(FlashCounts):
+    """What became of experts."""
+
+    NAME: ClassVar[str] = "expert"
+
     named: int = 0
     """Experts that guesses named, in memory or not."""
     needed: int = 0
@@ -77,22 +115,14 @@ class ExpertCounts:
     """Of these, how many the next step of their layer used."""
     vain_bytes: int = 0
     """Bytes that were read of the others."""
-    read_bytes: int = 0
-    """All bytes that were read from flash, those of tables included."""
 
-    def __sub__(self, before: ExpertCounts) -> ExpertCounts:
-        """What came after ``before``."""
-        return ExpertCounts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+    @property
+    def guessed(self) -> tuple[int, int]:
+        return self.recalled, self.needed
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """As plain data for faces: the counts, and the rates that follow, None where nothing was counted."""
-        return {
-            **{f"expert_{name}": count for name, count in asdict(self).items()},
-            "expert_hit_rate": 1 - self.read / self.used if self.used else None,
-            "expert_guess_rate": self.recalled / self.needed if self.needed else None,
-            "flash_bytes_per_token": self.read_bytes / self.tokens if self.tokens else None,
-        }
+        return super().facts | {"expert_guess_rate": self.recalled / self.needed if self.needed else None}
 
 
 class Weights(Protocol):
@@ -112,8 +142,8 @@ class Weights(Protocol):
     """Buffers that streamed layers take turns in; 0 when they need none, because none is streamed or the host has all."""
 
     @property
-    def experts(self) -> ExpertCounts | None:
-        """What became of experts that come from flash, so far; None where none do.  Any thread may ask."""
+    def experts(self) -> FlashCounts | None:
+        """What became of experts or neurons that come from flash, so far; None where none do.  Any thread may ask."""
         ...
 
     def use(self, index: int) -> BlockWeights:

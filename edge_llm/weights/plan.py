@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edge_llm.config import NEURONS
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import BlockRange, TensorRange
@@ -13,9 +14,12 @@ from edge_llm.operations.early_router import mixture_of
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
 from edge_llm.schemes.joint import has_codes
+from edge_llm.schemes.neurons import COLUMNS, runs_of
 from edge_llm.weights.base import EMBEDDING, OUTPUT, SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 
+LEAST_RUNS = 16
+"""Runs of neurons of a linear that memory holds at least: some are read while others are used."""
 NO_TABLES: frozenset[str] = frozenset()
 EMBEDDING_ALONE = frozenset((EMBEDDING,))
 OUTPUT_ALONE = frozenset((OUTPUT,))
@@ -60,6 +64,21 @@ class ExpertSizes:
 
 
 @dataclass(frozen=True)
+class NeuronSizes:
+    """The linears of a model whose columns can be read a run of neurons at a time."""
+
+    linears: int
+    count: int
+    """Runs of a linear, at most."""
+    run_bytes: int
+    """Bytes of a run, at most."""
+    total: int
+    """Bytes of all runs."""
+    active: float
+    """Share of the runs that a row activates, as import saw it."""
+
+
+@dataclass(frozen=True)
 class WeightSizes:
     """The sizes of all weights of a model."""
 
@@ -76,6 +95,8 @@ class WeightSizes:
     """The same when only the output matrix does."""
     experts: ExpertSizes | None = None
     """None in a model without experts."""
+    neurons: NeuronSizes | None = None
+    """None in a model whose neurons do not lie apart."""
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
@@ -86,7 +107,7 @@ class WeightSizes:
         )
         fixed = sum(size.held for size in sizes.values())
         tables = {name: bundle.blocks[name].tensors[0] for name in (EMBEDDING, OUTPUT) if name in bundle.blocks}
-        return replace(cls._with_tables(layers, fixed, tables), experts=_expert_sizes(bundle))
+        return replace(cls._with_tables(layers, fixed, tables), experts=_expert_sizes(bundle), neurons=_neuron_sizes(bundle))
 
     @classmethod
     def _with_tables(cls, layers: tuple[BlockSize, ...], fixed: int, tables: Mapping[str, TensorRange]) -> WeightSizes:
@@ -115,10 +136,19 @@ def _expert_sizes(bundle: Bundle) -> ExpertSizes | None:
     found = [one for one in map(mixture_of, bundle.decoder.layers) if one is not None]
     if not found:
         return None
-    sizes = [_block_size(unit) for unit in bundle.units.values()]
+    sizes = [_block_size(unit) for name, unit in bundle.units.items() if not name.endswith(COLUMNS)]
     largest = BlockSize(max(size.stored for size in sizes), max(size.held for size in sizes))
     count, used = max(one.count for one in found), max(one.used for one in found)
     return ExpertSizes(len(found), count, used, largest, sum(size.held for size in sizes))
+
+
+def _neuron_sizes(bundle: Bundle) -> NeuronSizes | None:
+    found = {name: runs_of(one) for name, one in bundle.decoder.linears().items() if one.scheme == NEURONS}
+    if not found:
+        return None
+    count, nbytes = max(one.count for one in found.values()), max(one.nbytes for one in found.values())
+    active, total = sum(bundle.facts[name]["active"] for name in found), sum(one.count * one.nbytes for one in found.values())
+    return NeuronSizes(len(found), count, nbytes, total, active / len(found))
 
 
 def _block_size(block: BlockRange) -> BlockSize:
@@ -144,6 +174,20 @@ class ExpertSlots:
 
 
 @dataclass(frozen=True)
+class NeuronSlots:
+    """Memory for the columns of neurons that come from flash."""
+
+    quota: int
+    """Runs of every linear that stay: those that were active last."""
+    slot_bytes: int
+    """Bytes of a run."""
+    count: int
+    """Runs of a linear."""
+    slots: int
+    """Of all linears."""
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Which layers are resident and which are streamed."""
 
@@ -166,6 +210,8 @@ class MemoryPlan:
     experts: ExpertSlots | None = None
     """Where experts come from flash: every layer is resident but for them, and ``streamed_bytes`` is what a token reads if all
     experts are as likely."""
+    neurons: NeuronSlots | None = None
+    """The same where columns of neurons do: ``streamed_bytes`` is what a token reads if all neurons are as likely."""
 
 
 def plan_memory(
@@ -182,6 +228,10 @@ def plan_memory(
     choices = sizes.choices_of_tables if flash_tables else {NO_TABLES: sizes.fixed}
     if sizes.experts is not None and sizes.total > budget:
         return _plan_experts(sizes, sizes.experts, budget, choices, beside)
+    if sizes.neurons is not None and sizes.total > budget:
+        found = _plan_neurons(sizes, sizes.neurons, budget, choices, beside)
+        if found is not None:
+            return found
     choices = {tables: fixed for tables, fixed in choices.items() if not kept or OUTPUT not in tables}
     plans = list(_candidates(sizes, budget, slots, choices, kept))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
@@ -233,6 +283,43 @@ def _expert_plan(
         streamed_bytes=missed + (sizes.output if OUTPUT in flash_tables else 0),
         flash_tables=flash_tables,
         experts=ExpertSlots(quota, ahead, experts.slot.stored, experts.count, slots),
+    )
+
+
+def _plan_neurons(
+    sizes: WeightSizes, neurons: NeuronSizes, budget: int, choices_of_tables: Mapping[frozenset[str], int], beside: int
+) -> MemoryPlan | None:
+    """The plan in which columns of neurons alone are read from flash, and tables where that leaves room for more of them.
+
+    None where ``budget`` does not hold what is left: then whole layers are streamed.
+    """
+    around = sum(layer.held for layer in sizes.layers) - neurons.total
+    least, plans = min(LEAST_RUNS, neurons.count), []
+    for tables, fixed in choices_of_tables.items():
+        for most in (_most(budget, beside), budget):
+            quota = min(neurons.count, int(most - fixed - around) // (neurons.run_bytes * neurons.linears))
+            if quota >= least:
+                plans.append(_neuron_plan(sizes, neurons, budget, quota, tables, fixed + around))
+                break
+    return min(plans, key=_streamed, default=None)
+
+
+def _neuron_plan(
+    sizes: WeightSizes, neurons: NeuronSizes, budget: int, quota: int, flash_tables: frozenset[str], around: int
+) -> MemoryPlan:
+    """The plan with ``quota`` runs of every linear in memory; ``around`` is what all else takes."""
+    slots = quota * neurons.linears
+    missed = round(neurons.active * neurons.total * (1 - quota / neurons.count))
+    return MemoryPlan(
+        budget=budget,
+        resident=tuple(range(len(sizes.layers))),
+        streamed=(),
+        slots=0,
+        slot_bytes=0,
+        held_bytes=around + slots * neurons.run_bytes,
+        streamed_bytes=missed + (sizes.output if OUTPUT in flash_tables else 0),
+        flash_tables=flash_tables,
+        neurons=NeuronSlots(quota, neurons.run_bytes, neurons.count, slots),
     )
 
 

@@ -14,8 +14,9 @@ from edge_llm.operations.host_call import HostExperts
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.tables import Table
-from edge_llm.weights.base import EMBEDDING, OUTPUT, ExpertCounts
+from edge_llm.weights.base import EMBEDDING, OUTPUT, FlashCounts
 from edge_llm.weights.experts import StoredExperts
+from edge_llm.weights.neurons import StoredNeurons
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
@@ -68,7 +69,10 @@ class StreamedWeights:
                 tensor = bundle.blocks[name].tensors[0]
                 self._tables[name] = FlashTable(bundle, tensor, resident, reader, self.budget, file)
         self._experts = None if plan.experts is None else StoredExperts(bundle, plan.experts, self._reader, self.budget)
-        self._resident = {index: layer_weights(bundle, tensors, index, self._experts_of(index)) for index in plan.resident}
+        self._neurons = None
+        if plan.neurons is not None:
+            self._neurons = StoredNeurons(bundle, plan.neurons, tensors, reader, self._reader.file)
+        self._resident = {index: self._layer(tensors, index) for index in plan.resident}
         if self._experts is not None:
             self._experts.connect(self._resident)
         self._by_buffer = _LayersByBuffer(bundle, self._reader)
@@ -82,8 +86,14 @@ class StreamedWeights:
         return self._flash.read_bytes - self._loaded_bytes
 
     @property
-    def experts(self) -> ExpertCounts | None:
-        return None if self._experts is None else self._experts.counts(self.read_bytes)
+    def experts(self) -> FlashCounts | None:
+        found = self._experts or self._neurons
+        return None if found is None else found.counts(self.read_bytes)
+
+    def _layer(self, tensors: Mapping[str, np.ndarray], index: int) -> BlockWeights:
+        """The resident layer ``index``: experts and columns of neurons may come from flash."""
+        found = layer_weights(self._bundle, tensors, index, self._experts_of(index))
+        return found if self._neurons is None else self._neurons.beside(index, found)
 
     def _experts_of(self, index: int) -> HostExperts | None:
         return None if self._experts is None else self._experts.of_layer(index)
@@ -147,8 +157,10 @@ class StreamedWeights:
         for block in blocks:
             if block.name in plan.flash_tables:
                 tensors |= self._read_beside_integers(block)
-            elif plan.experts is not None and group_units(block):
-                tensors |= {one.name: self._bundle.read(one.name) for one in block.tensors if unit_of(one.name) == block.name}
+            elif (plan.experts or plan.neurons) and group_units(block):
+                apart = [one for one in block.tensors if unit_of(one.name) != block.name]
+                tensors |= {one.name: self._bundle.read(one.name) for one in block.tensors if one not in apart}
+                tensors |= {one.name: np.empty((0, *one.shape[1:]), DTYPES[one.dtype]) for one in apart if plan.neurons}
             else:
                 tensors |= self._reader.read(block.name)
             done += block.nbytes

@@ -31,6 +31,7 @@ void bind_gptq(nb::module_& module);
 void bind_half(nb::module_& module);
 void bind_blocks(nb::module_& module);
 void bind_recurrent(nb::module_& module);
+void bind_neurons(nb::module_& module);
 void bind_low_rank(nb::module_& module);
 void bind_experts(nb::module_& module);
 

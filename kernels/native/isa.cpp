@@ -9,7 +9,7 @@
 namespace edge {
 
 #define EDGE_ISA(name) \
-  namespace name { extern const KernelTable table; }
+  namespace name { extern const KernelTable table; extern const NeuronKernels neuron_table; }
 EDGE_ISAS(EDGE_ISA)
 #undef EDGE_ISA
 
@@ -17,12 +17,13 @@ namespace {
 
 struct Variant {
   const KernelTable* table;
+  const NeuronKernels* neurons;
   bool supported;
 };
 
 // The table that chooses, from the slowest to the best.
 const std::vector<Variant>& variants() {
-#define EDGE_ISA(name) {&name::table, name::has_it()},
+#define EDGE_ISA(name) {&name::table, &name::neuron_table, name::has_it()},
   static const std::vector<Variant> all = {EDGE_ISAS(EDGE_ISA)};
 #undef EDGE_ISA
   return all;
@@ -62,6 +63,8 @@ std::vector<std::string> names_of(bool emulated) {
 }  // namespace
 
 const KernelTable& kernels() { return *chosen().load(std::memory_order_relaxed)->table; }
+
+const NeuronKernels& neuron_kernels() { return *chosen().load(std::memory_order_relaxed)->neurons; }
 
 std::vector<std::string> isa_variants() { return names_of(false); }
 

@@ -5,11 +5,15 @@
 #include <vector>
 
 #include "table.h"
+#include "table_neurons.h"
 
 namespace edge {
 
 // The table in use: the best variant the CPU and the operating system support, unless use_isa() named another.
 const KernelTable& kernels();
+
+// Those of the same set that stand in units of their own, which compile in seconds, and are looked up by nobody else.
+const NeuronKernels& neuron_kernels();
 
 // Names this CPU runs and its system permits, the slowest first.
 std::vector<std::string> isa_variants();

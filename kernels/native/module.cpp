@@ -68,4 +68,5 @@ NB_MODULE(_native, module) {
   bind_blocks(module);
   bind_recurrent(module);
   bind_experts(module);
+  bind_neurons(module);
 }

@@ -37,6 +37,7 @@ from edge_llm.kernels.reference.linear import (
     quantize,
     quantize_rows,
 )
+from edge_llm.kernels.reference.neurons import add_columns, dot_rows
 from edge_llm.kernels.reference.numeric import (
     LANES,
     fma,
@@ -78,9 +79,11 @@ __all__ = [
     "Residual",
     "Rounding",
     "activate",
+    "add_columns",
     "append_kv",
     "choose_experts",
     "crc32c",
+    "dot_rows",
     "embedding",
     "exp",
     "exp2_negative",

@@ -61,8 +61,9 @@ def _counted(inside: Inside) -> list[list[Piece]]:
         phrases.append(_said("read", byte_size(inside.read_bytes)))
     if (experts := inside.experts) is not None and experts.used:
         hits = share(experts.used - experts.read, experts.used)
-        phrases.append(_said("experts in memory", hits, f" of {experts.used:,} used"))
-        phrases.append(_said("guessed", share(experts.recalled, experts.needed), " of them, for the next layer"))
+        phrases.append(_said(f"{experts.NAME}s in memory", hits, f" of {experts.used:,} used"))
+        if experts.guessed:
+            phrases.append(_said("guessed", share(*experts.guessed), " of them, for the next layer"))
     if inside.prefix_disk:
         disk = inside.prefix_disk
         phrases.append(_said("pages on disk", f"{disk.get('read', 0):,} read, {disk.get('written', 0):,} written"))
