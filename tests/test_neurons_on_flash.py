@@ -80,7 +80,7 @@ def test_import_keeps_columns_of_neurons_together_and_little_is_lost(bundle, exa
     assert [bundle.units[f"{name}.columns"].offset % PAGE for name in ("layers.0.down", "layers.1.down")] == [0, 0]
     assert all(0 < bundle.facts[name]["active"] < 1 for name in ("layers.0.down", "layers.1.down"))
     runs = runs_of(linears["layers.0.down"])
-    assert (runs.neurons, runs.nbytes) == (PAGE // 192, PAGE) and runs.count * runs.neurons >= 1500
+    assert (runs.neurons, runs.nbytes) == (PAGE // 192, PAGE) and runs.total * runs.neurons >= 1500
     wanted = answered(runner_of(bundle, float_path=True))
     assert np.linalg.norm(exact - wanted) < 0.1 * np.linalg.norm(wanted)
 

@@ -43,7 +43,7 @@ class Runs(NamedTuple):
 
     neurons: int
     """Of a run; the last may have fewer, and zeros."""
-    count: int
+    total: int
     """Runs of all neurons."""
     nbytes: int
     """Bytes of a run, whole pages."""
@@ -190,8 +190,8 @@ def rounded_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     runs = runs_of(linear)
     return [
-        (COLUMNS, "int8", (runs.count, runs.nbytes)),
-        (CHECKSUMS, "int32", (runs.count,)),
+        (COLUMNS, "int8", (runs.total, runs.nbytes)),
+        (CHECKSUMS, "int32", (runs.total,)),
         ("scale", "float32", (linear.rows,)),
     ]
 

@@ -51,17 +51,14 @@ class StoredNeurons:
         self._store: BlockStore[RunKey, int] = BlockStore(slots, reads.start, reads.open)
         integers = memory.view(np.int8)
         self._windows = {
-            name: Window(name, runs_of(linear).count, plan.quota, self._store, integers) for name, linear in found.items()
+            name: Window(name, runs_of(linear).total, plan.quota, self._store, integers) for name, linear in found.items()
         }
 
     def beside(self, index: int, weights: BlockWeights) -> BlockWeights:
         """The ``weights`` of layer ``index``, whose columns come from here."""
-        own = {name: self._windows.get(f"layers.{index}.{name}") for name in weights.linears}
-        found = {
-            name: one if own[name] is None else replace(cast(NeuronWeight, one), held=own[name])
-            for name, one in weights.linears.items()
-        }
-        return replace(weights, linears=found)
+        own = {name: window for name in weights.linears if (window := self._windows.get(f"layers.{index}.{name}"))}
+        found = {name: replace(cast(NeuronWeight, weights.linears[name]), held=window) for name, window in own.items()}
+        return replace(weights, linears={**weights.linears, **found})
 
     def counts(self, read_bytes: int) -> NeuronCounts:
         """What became of all so far, where so many bytes were read.  Any thread may ask."""

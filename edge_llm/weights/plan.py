@@ -146,8 +146,8 @@ def _neuron_sizes(bundle: Bundle) -> NeuronSizes | None:
     found = {name: runs_of(one) for name, one in bundle.decoder.linears().items() if one.scheme == NEURONS}
     if not found:
         return None
-    count, nbytes = max(one.count for one in found.values()), max(one.nbytes for one in found.values())
-    active, total = sum(bundle.facts[name]["active"] for name in found), sum(one.count * one.nbytes for one in found.values())
+    count, nbytes = max(one.total for one in found.values()), max(one.nbytes for one in found.values())
+    active, total = sum(bundle.facts[name]["active"] for name in found), sum(one.total * one.nbytes for one in found.values())
     return NeuronSizes(len(found), count, nbytes, total, active / len(found))
 
 

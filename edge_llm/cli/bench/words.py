@@ -8,6 +8,7 @@ COMMANDS = (
     ("load", "bench.load", "Many answers at once through the service."),
     ("speculation", "bench.speculation", "What guessing ahead is worth."),
     ("experts", "bench.experts", "A trace of routing through caches of experts."),
+    ("neurons", "bench.neurons", "What a token reads of a model with ReLU."),
     ("sampling", "bench.sampling", "What choosing tokens adds to decoding."),
 )
 """As `Verbs` takes them."""
