@@ -41,7 +41,8 @@ from edge_llm.kv.pages import page_bytes, pages_for  # noqa: E402
 from edge_llm.opening.machine import this_machine  # noqa: E402
 from edge_llm.opening.resolve import resolve  # noqa: E402
 from edge_llm.resources import usable_cores  # noqa: E402
-from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
+from edge_llm.weights.memory_plan import MemoryPlan  # noqa: E402
+from edge_llm.weights.plan import ALLOWANCE  # noqa: E402
 
 PROMPT, GENERATE = Test(512, 0), Test(0, 16)
 PEER_UBATCH = 128

@@ -23,7 +23,7 @@ from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.roofs import read_bandwidth
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import float16
-from edge_llm.weights.plan import Rates
+from edge_llm.weights.speeds import Rates
 
 pytestmark = pytest.mark.thorough(file=3)
 

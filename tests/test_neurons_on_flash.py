@@ -25,6 +25,7 @@ from edge_llm.schemes.neurons import PAGE, runs_of
 from edge_llm.weights.base import NeuronCounts
 from edge_llm.weights.neurons import RunKey, Window
 from edge_llm.weights.plan import LEAST_RUNS, WeightSizes, plan_memory
+from edge_llm.weights.rooms import Buffers
 from edge_llm.weights.store import BlockStore
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 60).tolist()
@@ -206,7 +207,7 @@ class Bringer:
 
 
 def window_of(count, quota):
-    store = BlockStore(range(quota), lambda key, buffer, urgent: Bringer(), lambda key, buffer, waited: 1000 + key.run)
+    store = BlockStore(Buffers(range(quota)), lambda key, buffer, urgent: Bringer(), lambda key, buffer, waited: 1000 + key.run)
     return Window("w", count, quota, store, np.zeros(1, np.int8)), store
 
 

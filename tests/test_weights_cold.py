@@ -18,7 +18,8 @@ from edge_llm.kernels.types import Residual
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
-from edge_llm.weights.plan import NO_TABLES, OUTPUT_ALONE, TABLES, WeightSizes, plan_staging
+from edge_llm.weights.memory_plan import NO_TABLES
+from edge_llm.weights.plan import OUTPUT_ALONE, TABLES, WeightSizes, plan_staging
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.rooms import Budget
 from edge_llm.weights.staged import StagedWeights

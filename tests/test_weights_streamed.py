@@ -34,7 +34,8 @@ from edge_llm.kernels.program import Program
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights import table
-from edge_llm.weights.plan import EMBEDDING_ALONE, MemoryPlan, WeightSizes, plan_memory
+from edge_llm.weights.memory_plan import MemoryPlan
+from edge_llm.weights.plan import EMBEDDING_ALONE, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 

@@ -76,9 +76,9 @@ def watch(model: FloatModel, windows: Windows) -> dict[int, Seen]:
             read: dict[str, np.ndarray] = {}
             x = layer_forward(x, layer, weights, tables, observe=read.__setitem__)
             if index in seen:
-                one = seen[index]
-                one.inputs.append(read[one.neurons.first.name])
-                one.active.append(rounded_rows(read[one.neurons.down.name])[0] != 0)
+                to = seen[index]
+                to.inputs.append(read[to.neurons.first.name])
+                to.active.append(rounded_rows(read[to.neurons.down.name])[0] != 0)
     return seen
 
 

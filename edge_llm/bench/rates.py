@@ -23,7 +23,7 @@ from edge_llm.kernels.roofs import read_bandwidth
 from edge_llm.models.layer import Decoder
 from edge_llm.schemes import int8, linear_tensors, scheme_of
 from edge_llm.schemes.joint import is_multiplied_as_int8
-from edge_llm.weights.plan import Rates
+from edge_llm.weights.speeds import Rates
 
 
 @runtime_checkable

@@ -152,11 +152,12 @@ def import_command(
             progress=draw,
             notice=note,
         )
-    note(f"ready: {_use(folder)} {folder.name}`")
-    write(f"{folder}\n")
+    _tell_ready(folder)
 
 
-def _use(folder: Path) -> str:
-    """What is done next with the model in ``folder``."""
+def _tell_ready(folder: Path) -> None:
+    """Say where the model is, and what is done next with it."""
     with open_bundle(folder) as bundle:
-        return "make vectors with `edge-llm embed" if bundle.decoder.is_encoder else "chat with `edge-llm chat"
+        use = "make vectors with `edge-llm embed" if bundle.decoder.is_encoder else "chat with `edge-llm chat"
+    note(f"ready: {use} {folder.name}`")
+    write(f"{folder}\n")

@@ -24,7 +24,8 @@ from edge_llm.opening.resolve import resolve
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
 from edge_llm.subgraphs.placement import PLACEMENTS
-from edge_llm.weights.plan import Prediction, Rates, Work, layer_ranges, predict
+from edge_llm.weights.plan import layer_ranges
+from edge_llm.weights.speeds import Prediction, Rates, Work, predict
 
 
 @click.command("plan")

@@ -19,7 +19,8 @@ from edge_llm.opening.machine import Machine
 from edge_llm.paths import name_of
 from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site
-from edge_llm.weights.plan import MemoryPlan, StagingPlan, layer_ranges
+from edge_llm.weights.memory_plan import MemoryPlan
+from edge_llm.weights.plan import StagingPlan, layer_ranges
 
 
 @dataclass(frozen=True)

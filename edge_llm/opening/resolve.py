@@ -32,7 +32,8 @@ from edge_llm.resources import free_memory
 from edge_llm.runner.base import FLOAT_SITE, Site
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
-from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory, plan_staging
+from edge_llm.weights.memory_plan import MemoryPlan
+from edge_llm.weights.plan import WeightSizes, plan_memory, plan_staging
 from edge_llm.weights.recording import traced_shape
 
 PROCESS_BYTES = 42 << 20

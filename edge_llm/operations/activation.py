@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edge_llm.kernels.activation import Activation
-from edge_llm.operations.arithmetic import ACTIVATIONS
+from edge_llm.operations.arithmetic import ACTIVATIONS, RELUS
 from edge_llm.operations.base import Back, Buffers, FloatRun, Folding, Op, Operation, Passes, Place
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 ACTIVATED = "activated"
 """The place of its channels."""
-RELUS = ("relu", "relu_squared")
-"""Activations of which most values are 0."""
 _DEGREES = {"relu": 1, "relu_squared": 2}
 """Activations of which ``a(f x) = f^degree a(x)`` for every f above 0."""
 

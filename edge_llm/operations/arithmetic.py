@@ -172,3 +172,5 @@ ACTIVATIONS: Mapping[str, tuple[_OfFloats, _OfFloats]] = {
     "relu_squared": (relu_squared, relu_squared_slope),
 }
 """By their names in `kernels.activation`, each with its derivative."""
+RELUS = ("relu", "relu_squared")
+"""Those of which most values are 0."""

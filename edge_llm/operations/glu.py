@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edge_llm.kernels.activation import Activation
-from edge_llm.operations.activation import RELUS
-from edge_llm.operations.arithmetic import ACTIVATIONS, sigmoid
+from edge_llm.operations.arithmetic import ACTIVATIONS, RELUS, sigmoid
 from edge_llm.operations.base import (
     Arithmetic,
     Back,

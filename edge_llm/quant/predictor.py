@@ -1,9 +1,9 @@
 """Low-rank predictors of active neurons (LLM in a flash, arXiv 2312.11514): which of them a row will activate, before their
 weights are there.
 
-What decides is linear in the input x, ``W x + bias > 0``, so the best product of low rank is found in closed form: that with the
-least error of W x on the inputs of a calibration text.  Each neuron then has a threshold of its own, below which so few of its
-active rows lie as are allowed to be missed.
+What decides is linear in the input x, ``W x + bias > 0``, so the best product of low rank is found in closed form: the one
+with the least error of W x on the inputs of a calibration text.  Each neuron then has a threshold of its own, below which as
+few of its active rows lie as may be missed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge_llm.formats.block_reader import BlockReader, BlockReading
     from edge_llm.formats.bundle import Bundle
     from edge_llm.kernels import ThreadPool
-    from edge_llm.weights.plan import ExpertSlots
+    from edge_llm.weights.memory_plan import ExpertSlots
     from edge_llm.weights.rooms import Budget
 
 Opened = Sequence[Weight]

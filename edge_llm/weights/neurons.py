@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle
     from edge_llm.formats.layout import TensorRange
     from edge_llm.kernels.range_reader import RangeReader
-    from edge_llm.weights.plan import NeuronSlots
+    from edge_llm.weights.memory_plan import NeuronSlots
+    from edge_llm.weights.rooms import Budget
 
 
 class RunKey(NamedTuple):
@@ -42,13 +43,20 @@ class StoredNeurons:
     """
 
     def __init__(
-        self, bundle: Bundle, plan: NeuronSlots, tensors: Mapping[str, np.ndarray], reader: RangeReader, file: RangeFile
+        self,
+        bundle: Bundle,
+        plan: NeuronSlots,
+        tensors: Mapping[str, np.ndarray],
+        reader: RangeReader,
+        file: RangeFile,
+        budget: Budget,
     ) -> None:
         (memory,) = direct_buffers(1, plan.slots * plan.slot_bytes)
         found = neuron_linears(bundle)
         reads = _Reads(bundle, {name: tensors[f"{name}.{CHECKSUMS}"] for name in found}, reader, file, memory)
-        slots = memory.reshape(plan.slots, plan.slot_bytes)
-        self._store: BlockStore[RunKey, int] = BlockStore(slots, reads.start, reads.open)
+        slots = list(memory.reshape(plan.slots, plan.slot_bytes))
+        room = budget.buffers("neurons", plan.slots, plan.slot_bytes, lambda count, nbytes: slots)
+        self._store: BlockStore[RunKey, int] = BlockStore(room, reads.start, reads.open)
         integers = memory.view(np.int8)
         self._windows = {
             name: Window(name, runs_of(linear).total, plan.quota, self._store, integers) for name, linear in found.items()

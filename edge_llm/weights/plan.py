@@ -1,4 +1,4 @@
-"""Which layers stay in memory under a budget, and the speeds that follow: arithmetic on sizes and rates."""
+"""Which layers stay in memory under a budget: arithmetic on sizes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edge_llm.schemes.int8_weight import holds_integers
 from edge_llm.schemes.joint import has_codes
 from edge_llm.schemes.neurons import COLUMNS, runs_of
 from edge_llm.weights.base import EMBEDDING, OUTPUT, SLOTS
+from edge_llm.weights.memory_plan import NO_TABLES, ExpertSlots, MemoryPlan, NeuronSlots
 from edge_llm.weights.table import block_memory, row_memory
 
-LEAST_RUNS = 16
-"""Runs of neurons of a linear that memory holds at least: some are read while others are used."""
-NO_TABLES: frozenset[str] = frozenset()
 EMBEDDING_ALONE = frozenset((EMBEDDING,))
 OUTPUT_ALONE = frozenset((OUTPUT,))
 TABLES = frozenset((EMBEDDING, OUTPUT))
+LEAST_RUNS = 16
+"""Runs of neurons of a linear that memory holds at least: some are read while others are used."""
 ALLOWANCE = 0.15
 """A process may exceed the budget by this part of it, not counting keys and values."""
 GIVEN_UP = 0.25
@@ -155,63 +155,6 @@ def _block_size(block: BlockRange) -> BlockSize:
     scales = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".scale"))
     matrices = sum(tensor.nbytes for tensor in block.tensors if holds_integers(tensor.name))
     return BlockSize(block.nbytes, block.nbytes + scales, block.nbytes + scales - matrices)
-
-
-@dataclass(frozen=True)
-class ExpertSlots:
-    """Memory for experts that come from flash."""
-
-    quota: int
-    """Experts of every layer that stay."""
-    ahead: int
-    """Slots beside these, for what is read on a guess and for what comes before another leaves."""
-    slot_bytes: int
-    """Bytes of a slot's buffer."""
-    count: int
-    """Experts of a layer."""
-    slots: int
-    """Of all layers, those ahead included."""
-
-
-@dataclass(frozen=True)
-class NeuronSlots:
-    """Memory for the columns of neurons that come from flash."""
-
-    quota: int
-    """Runs of every linear that stay: those that were active last."""
-    slot_bytes: int
-    """Bytes of a run."""
-    count: int
-    """Runs of a linear."""
-    slots: int
-    """Of all linears."""
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Which layers are resident and which are streamed."""
-
-    budget: int
-    """Bytes that weights may take."""
-    resident: tuple[int, ...]
-    """Layers that stay in memory, ascending."""
-    streamed: tuple[int, ...]
-    """Layers that are read from flash in every sweep over the model, ascending."""
-    slots: int
-    """Streamed layers that are in memory at a time; 0 when no layer is streamed."""
-    slot_bytes: int
-    """Bytes of one slot's buffer."""
-    held_bytes: int
-    """Bytes of memory that the weights take."""
-    streamed_bytes: int
-    """Bytes read from flash in one sweep; one generated token or one window of a prompt takes one sweep."""
-    flash_tables: frozenset[str] = NO_TABLES
-    """Which of the embedding and the output matrix stay on flash too."""
-    experts: ExpertSlots | None = None
-    """Where experts come from flash: every layer is resident but for them, and ``streamed_bytes`` is what a token reads if all
-    experts are as likely."""
-    neurons: NeuronSlots | None = None
-    """The same where columns of neurons do: ``streamed_bytes`` is what a token reads if all neurons are as likely."""
 
 
 def plan_memory(
@@ -425,52 +368,6 @@ def _tables_beside_card(sizes: WeightSizes, *, whole: bool, host_embeds: bool) -
 def spread(chosen: int, count: int) -> tuple[int, ...]:
     """``chosen`` of ``count`` places at distances as even as possible, also from the last place around to the first."""
     return tuple((2 * index + 1) * count // (2 * chosen) for index in range(chosen))
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work that a model takes per token."""
-
-    operations: int
-    """INT8 operations of one token of a prompt (a multiply-add is two)."""
-    weight_bytes: int
-    """Bytes of weights that one generated token needs."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The rates of a machine, measured or assumed."""
-
-    disk: float
-    """Bytes per second from flash."""
-    memory: float
-    """Bytes per second from main memory."""
-    operations: float
-    """INT8 operations per second."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Speeds when reading and computing overlap wholly, so that the slower of the two decides."""
-
-    decode: float
-    """Tokens per second of generation."""
-    prefill: float
-    """Tokens per second of a prompt that fills the window."""
-    free_prompt: int
-    """Length of the prompt that takes as long to compute as the streamed weights take to read; longer ones hide the reading."""
-
-
-def predict(plan: MemoryPlan, work: Work, rates: Rates, window: int) -> Prediction:
-    """Speeds of ``plan`` on a machine of these ``rates``; ``window`` is the tokens that share one sweep."""
-    read = plan.streamed_bytes / rates.disk
-    weights = work.weight_bytes / rates.memory
-    token = work.operations / rates.operations
-    return Prediction(
-        decode=1 / max(read, weights),
-        prefill=window / max(read, weights, window * token),
-        free_prompt=0 if read <= weights else math.ceil(read / token),
-    )
 
 
 def layer_ranges(layers: Sequence[int]) -> str:

@@ -16,8 +16,8 @@ from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import EMBEDDING, OUTPUT, FlashCounts
 from edge_llm.weights.experts import StoredExperts
+from edge_llm.weights.memory_plan import MemoryPlan
 from edge_llm.weights.neurons import StoredNeurons
-from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
 from edge_llm.weights.rooms import Budget
@@ -71,7 +71,7 @@ class StreamedWeights:
         self._experts = None if plan.experts is None else StoredExperts(bundle, plan.experts, self._reader, self.budget)
         self._neurons = None
         if plan.neurons is not None:
-            self._neurons = StoredNeurons(bundle, plan.neurons, tensors, reader, self._reader.file)
+            self._neurons = StoredNeurons(bundle, plan.neurons, tensors, reader, self._reader.file, self.budget)
         self._resident = {index: self._layer(tensors, index) for index in plan.resident}
         if self._experts is not None:
             self._experts.connect(self._resident)
