@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import stat
@@ -36,6 +37,7 @@ from edge_llm.config import ROW, STATIC, ModelConfig
 from edge_llm.errors import CorruptBundle, ModelNotFound, StorageError
 from edge_llm.files import RegularFile, is_folder, status
 from edge_llm.formats.checksum import combine_crc32c
+from edge_llm.formats.huge_pages import huge_memory
 from edge_llm.formats.layout import (
     BLOCK_ALIGNMENT,
     DTYPES,
@@ -163,11 +165,11 @@ class Bundle:
         }
 
     def read_all(self, progress: CountProgress | None = None, threads: int | None = None) -> dict[str, np.ndarray]:
-        """Every tensor by name, one buffer per block, read and checked in pieces by several threads.
+        """Every tensor by name, blocks side by side in one piece of memory, read and checked in pieces by several threads.
 
         ``progress`` is called with (bytes done, bytes in all).
         """
-        buffers = {name: aligned_empty(block.nbytes) for name, block in self.blocks.items()}
+        buffers = self._room()
         pieces = [(block, start) for block in self.blocks.values() for start in range(0, block.nbytes, READ_BYTES)]
         checksums: dict[str, int] = {}
 
@@ -187,6 +189,14 @@ class Bundle:
             for block in self.blocks.values()
             for tensor in block.tensors
         }
+
+    def _room(self) -> dict[str, np.ndarray]:
+        """A buffer for every block."""
+        sizes = (-(-block.nbytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT for block in self.blocks.values())
+        ends = list(itertools.accumulate(sizes))
+        memory = huge_memory(ends[-1] if ends else 0)
+        starts = dict(zip(self.blocks, [0, *ends], strict=False))
+        return {name: memory[starts[name] : starts[name] + block.nbytes] for name, block in self.blocks.items()}
 
     def _read_piece(self, block: BlockRange, start: int, buffer: np.ndarray) -> list[tuple[str, int, int]]:
         """Fill ``buffer`` (the block's) from byte ``start`` on; name, checksum and bytes of the tensors' parts in it."""
