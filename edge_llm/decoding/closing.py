@@ -11,7 +11,6 @@ nowhere shorter, such as the letters of a free string, one stands for all.
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +22,13 @@ if TYPE_CHECKING:
 
 MAX_NODES = 300
 """Places that one search looks at for a way of some length."""
-ANSWER_NODES = 10_000
-"""Places that all searches of one answer look at; behind them its end is left to chance."""
-ANSWER_SECONDS = 0.5
-"""Time of this thread for the same, which only a grammar needs that can be read in very many ways: others wait meanwhile."""
+ANSWER_STEPS = 50_000
+"""Steps of the grammar that all searches of one answer take, 6 to 10 us each; behind them its end is left to chance.
+They are counted and not timed, so that a busy machine gives the same answer."""
+MAX_ITEMS = 500
+"""Readings of a text that one step may follow; usual grammars have tens, a schema of 300 optional properties has 300."""
+_HARD = 100
+"""Steps that a place with more readings counts for."""
 _LONGEST = (2, 4, 6, 8, 11, 15, 20, 27, 36, 48, 64, 96, 144, 216, 324, 486, 729)
 """Bytes of a way; short ones are looked for first, so that a grammar that refers to itself is not followed for ever."""
 FAR = 512
@@ -58,28 +60,26 @@ _SAMPLES = b"0aA"
 
 
 class Budget:
-    """What the searches for the end of one answer may still cost."""
+    """What the searches for the end of one answer may still cost: as much on every machine."""
 
-    def __init__(self, nodes: int = ANSWER_NODES, seconds: float = ANSWER_SECONDS) -> None:
-        self._nodes = nodes
-        self._seconds = seconds
-        self._begun = 0.0
+    def __init__(self, steps: int = ANSWER_STEPS) -> None:
+        self._steps = steps
+        self.kinds: dict[bytes, list[int]] = {}
+        """Of the bytes that may come next, by all of these: one of each kind, as they were found once."""
 
     @property
     def is_spent(self) -> bool:
-        return self._nodes <= 0 or self._seconds <= 0
+        return self._steps <= 0
 
-    def begin(self) -> None:
-        """A search begins."""
-        self._begun = time.thread_time()
+    def look(self, matcher: LLMatcher) -> None:
+        """A place was looked at."""
+        self._steps -= _HARD if matcher.is_error() else 1
 
-    def take(self, nodes: int = 1) -> bool:
-        """Whether ``nodes`` more may be looked at; the search ends where not."""
-        now = time.thread_time()
-        self._seconds -= now - self._begun
-        self._begun = now
-        self._nodes -= nodes
-        return not self.is_spent
+    def takes(self, matcher: LLMatcher, token: int) -> bool:
+        """Whether ``matcher`` goes on behind ``token``."""
+        went = not self.is_spent and bool(matcher.consume_token(token))
+        self.look(matcher)
+        return went
 
 
 class Alphabet:
@@ -135,11 +135,17 @@ class Ways:
         ends = [byte for byte in bytes_ if byte < 128 and not chr(byte).isalnum() and byte != 32]
         if 0 < len(ends) <= _FEW:
             return [*ends, *[byte for byte in bytes_ if byte in _SAMPLES and byte not in ends][:2]]
+        if (known := budget.kinds.get(bytes(bytes_))) is None:
+            known = budget.kinds[bytes(bytes_)] = self._kinds(matcher, bytes_, budget)
+        return known
+
+    def _kinds(self, matcher: LLMatcher, bytes_: list[int], budget: Budget) -> list[int]:
+        """One of the ``bytes_`` for each set of bytes that may come behind them."""
         kinds: dict[bytes, int] = {}
         for byte in bytes_:
-            if (byte < 128 or len(kinds) == 0) and budget.take(0):
+            if byte < 128 or len(kinds) == 0:
                 after = matcher.deep_copy()
-                if after.consume_token(self.bytes.of_byte[byte]):
+                if budget.takes(after, self.bytes.of_byte[byte]):
                     after.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
                     kinds.setdefault(self._bits.tobytes(), byte)
         return [*kinds.values()][:_MOST_KINDS]
@@ -168,7 +174,6 @@ class Ways:
 
         What may be left out of a way is left out where that is plain, so not every grammar's shortest way is found.
         """
-        budget.begin()
         for longest in _LONGEST:
             found = self._shortest(matcher, longest, budget)
             if found is not None or budget.is_spent:
@@ -180,7 +185,7 @@ class Ways:
         best: list[int] | None = None
         stack: list[tuple[LLMatcher, list[int]]] = [(matcher.deep_copy(), [])]
         nodes, most = 0, MAX_NODES
-        while stack and nodes < most and budget.take():
+        while stack and nodes < most and not budget.is_spent:
             here, way = stack.pop()
             nodes += 1
             forced = [self.bytes.of_byte[byte] for byte in here.compute_ff_bytes()]
@@ -193,14 +198,15 @@ class Ways:
                 if best is None or len(way) < len(best):
                     best = way
                 continue
-            if here.is_stopped() or here.is_error() or len(way) >= (longest if best is None else len(best) - 1):
+            if here.is_stopped() or len(way) >= (longest if best is None else len(best) - 1):
                 continue
             options = self.next(here, budget)
+            budget.look(here)
             for option in reversed(options[1:]):
                 other = here.deep_copy()
-                if other.consume_token(option):
+                if budget.takes(other, option):
                     stack.append((other, [*way, option]))
-            if options and here.consume_token(options[0]):
+            if options and budget.takes(here, options[0]):
                 stack.append((here, [*way, options[0]]))
         return best
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_llm.config import Grammar
-from edge_llm.decoding.closing import FAR, Alphabet, Place, Ways
+from edge_llm.decoding.closing import FAR, MAX_ITEMS, Alphabet, Place, Ways
 from edge_llm.decoding.grammar_source import NAMES, source_of
 from edge_llm.decoding.sampler import Choice
 from edge_llm.decoding.token_table import TokenTable, Vocabulary
@@ -191,7 +191,7 @@ class _Guide:
 
     @cached_property
     def _alphabet(self) -> Alphabet:
-        return Alphabet(self._library, self._table, self._limits)
+        return Alphabet(self._library, self._table, self._library.LLParserLimits(**_LIMITS, step_max_items=MAX_ITEMS))
 
     @property
     def kept_bytes(self) -> int:
