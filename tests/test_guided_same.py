@@ -12,17 +12,19 @@ from edge_llm.engine.generation import Generation
 from edge_llm.opening.load import load_engine
 from edge_llm.talk.tool_formats import HERMES, calls_grammar
 
+TEXT = {"type": "string"}
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    "properties": {"name": TEXT, "age": {"type": "integer"}, "tags": {"type": "array", "items": TEXT}},
     "required": ["name", "age", "tags"],
 }
+DATES = {"type": "array", "items": TEXT | {"format": "date-time"}, "minItems": 2}
 TOOL = {"name": "note", "parameters": PERSON}
 GRAMMARS = {
     "words": Grammar("regex", "[a-z]{3,9}( [a-z]{3,9}){6}"),
     "a schema": Grammar("json_schema", json.dumps(PERSON)),
     "any object": Grammar("json_object", ""),
-    "dates": Grammar("json_schema", json.dumps({"type": "array", "items": {"type": "string", "format": "date-time"}, "minItems": 2})),
+    "dates": Grammar("json_schema", json.dumps(DATES)),
     "GBNF": Grammar("lark", 'root ::= expr "="\nexpr ::= term ([-+*/] term)*\nterm ::= [0-9]+ | "(" expr ")"'),
     "a call": calls_grammar([TOOL], HERMES, lambda word: None, parallel=True),
 }
