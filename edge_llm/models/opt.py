@@ -34,7 +34,8 @@ def config(raw: dict[str, Any]) -> ModelConfig:
             raise UnsupportedModel(f"config.json: {key} `{str(not wanted).lower()}` does not run here; `true` does")
     if fields.flag("_remove_final_layer_norm", False):
         raise UnsupportedModel("config.json: _remove_final_layer_norm `true` does not run here; `false` does")
-    sizes = raw | {"intermediate_size": raw.get("ffn_dim"), "num_key_value_heads": None, "head_dim": None}
+    inner = fields.integer("ffn_dim", 1, 1 << 20)
+    sizes = raw | {"intermediate_size": inner, "num_key_value_heads": None, "head_dim": None}
     shape = read_shape(sizes, context=2048, eps=1e-5, tied=True)
     if (width := fields.integer("word_embed_proj_dim", 1, 1 << 17, shape.hidden)) != shape.hidden:
         raise UnsupportedModel(f"config.json: a word_embed_proj_dim of `{shown(width)}` does not run here; {shape.hidden} does")

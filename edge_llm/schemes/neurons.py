@@ -34,6 +34,8 @@ NAME = NEURONS
 COLUMNS, CHECKSUMS = "columns", "checksums"
 PAGE = 4096
 """Bytes that a disk reads at least."""
+_CACHED = 1 << 16
+"""Values that are rounded at a time: they stay in a cache."""
 LEAST = np.float32(1e-30)
 """The least magnitude that becomes 127."""
 
@@ -179,12 +181,21 @@ def _check(name: str, array: np.ndarray | None, shape: tuple[int, int]) -> None:
 
 def rounded_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """x float32 [M, K] in INT8, every row by a scale of its own, as `kernels.reference.quantize_rows` rounds: q, scale [M]."""
-    if not np.isfinite(x).all():
+    q, most = np.empty(x.shape, np.int8), np.empty(len(x), np.float32)
+    step = max(1, _CACHED // max(1, x.shape[1]))
+    room = np.empty((min(step, len(x)), x.shape[1]), np.float32)
+    for start in range(0, len(x), step):
+        some, here = x[start : start + step], slice(start, start + step)
+        steps = room[: len(some)]
+        np.abs(some, out=steps).max(axis=1, initial=0, out=most[here])
+        np.maximum(most[here], LEAST, out=most[here])
+        with np.errstate(invalid="ignore"):  # what is not finite is refused below
+            np.multiply(some, (np.float32(LIMIT) / most[here])[:, None], out=steps)
+            np.rint(np.clip(steps, np.float32(-LIMIT), np.float32(LIMIT), out=steps), out=steps)
+            q[here] = steps
+    if not np.isfinite(most).all():
         raise ValueError("non-finite activation")
-    most = np.maximum(np.abs(x).max(axis=1, initial=0), LEAST)
-    q = x * (np.float32(LIMIT) / most)[:, None]
-    np.rint(np.clip(q, np.float32(-LIMIT), np.float32(LIMIT), out=q), out=q)
-    return q.astype(np.int8), most / np.float32(LIMIT)
+    return q, most / np.float32(LIMIT)
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:

@@ -42,7 +42,8 @@ void add_columns(nb::handle q_arg, nb::handle neurons_arg, nb::handle held_arg, 
   const KernelCall call(pool);
   const auto kernel = neuron_kernels().add_columns;
   const int64_t blocks = (args.width + kNeuronChannels - 1) / kNeuronChannels;
-  pool.for_blocks(blocks, 1, [&](int64_t begin, int64_t end, int worker) {
+  const int64_t grain = std::max<int64_t>(1, blocks / (2 * pool.threads()));  // each looks for the active ones again
+  pool.for_blocks(blocks, grain, [&](int64_t begin, int64_t end, int worker) {
     auto* room = static_cast<int64_t*>(pool.scratch(worker, static_cast<size_t>(args.count + 1) * sizeof(int64_t)));
     kernel(args, begin * kNeuronChannels, std::min(end * kNeuronChannels, args.width), room);
   });

@@ -5,7 +5,7 @@
 
 namespace edge {
 
-constexpr int64_t kNeuronChannels = 256;  // of the result, that a worker takes at a time
+constexpr int64_t kNeuronChannels = 256;  // of the result, that a worker takes at a time, at least
 
 // Neuron neurons[a] lies at held + places[a]: an int8 row of the up matrix, or a column of the down matrix.
 struct NeuronsArgs {
