@@ -81,9 +81,6 @@ class Buffers:
         self.slots: tuple[Slot, ...] = tuple(Slot(buffer, place) for place, buffer in enumerate(buffers))
         self._free = list(self.slots)
 
-    def __len__(self) -> int:
-        return len(self.slots)
-
     def has_place(self, key: Any) -> bool:
         return bool(self._free)
 
