@@ -177,6 +177,12 @@ def test_no_policy_reads_less_than_the_optimum(name, steps, quota):
     assert total(Slots(policy_of(name, EXPERTS), EXPERTS), steps).read == first
 
 
+@given(names, walks)
+def test_a_larger_cache_never_reads_more(name, walk):
+    read = [total(Slots(policy_of(name, EXPERTS), quota), walk).read for quota in range(1, EXPERTS + 1)]
+    assert read == sorted(read, reverse=True)
+
+
 @given(
     st.lists(st.sets(st.integers(0, 3), min_size=1, max_size=3).map(lambda found: tuple(sorted(found))), max_size=7),
     st.integers(1, 3),
