@@ -191,6 +191,15 @@ def _most(budget: int, beside: int) -> float:
     return max((1 - GIVEN_UP) * budget, min(budget, (1 + ALLOWANCE) * budget - beside))
 
 
+def _places(budget: int, beside: int, around: int, each: int, least: int) -> int | None:
+    """Blocks of ``each`` bytes that ``budget`` has places for beside ``around`` bytes; None for fewer than ``least``.
+
+    A larger budget never has fewer: where those that keep the process near it are too few, it has the least.
+    """
+    near, fitting = (int(most - around) // each for most in (_most(budget, beside), budget))
+    return max(near, least) if fitting >= least else None
+
+
 def _plan_experts(
     sizes: WeightSizes, experts: ExpertSizes, budget: int, choices_of_tables: Mapping[frozenset[str], int], beside: int
 ) -> MemoryPlan:
@@ -199,9 +208,9 @@ def _plan_experts(
     least = experts.layers + 1
     plans = []
     for tables, fixed in choices_of_tables.items():
-        near, fitting = (int(most - fixed - layers) // experts.slot.held for most in (_most(budget, beside), budget))
-        if fitting >= least:  # where `near` is too few, the least: a larger budget never has fewer
-            plans.append(_expert_plan(sizes, experts, budget, max(near, least), tables, fixed + layers))
+        slots = _places(budget, beside, fixed + layers, experts.slot.held, least)
+        if slots is not None:
+            plans.append(_expert_plan(sizes, experts, budget, slots, tables, fixed + layers))
     if not plans:
         raise too_little(budget, min(choices_of_tables.values()) + layers + least * experts.slot.held)
     return min(plans, key=_streamed)
@@ -239,11 +248,9 @@ def _plan_neurons(
     around = sum(layer.held for layer in sizes.layers) - neurons.total
     least, plans = min(LEAST_RUNS, neurons.count), []
     for tables, fixed in choices_of_tables.items():
-        for most in (_most(budget, beside), budget):
-            quota = min(neurons.count, int(most - fixed - around) // (neurons.run_bytes * neurons.linears))
-            if quota >= least:
-                plans.append(_neuron_plan(sizes, neurons, budget, quota, tables, fixed + around))
-                break
+        quota = _places(budget, beside, fixed + around, neurons.run_bytes * neurons.linears, least)
+        if quota is not None:
+            plans.append(_neuron_plan(sizes, neurons, budget, min(neurons.count, quota), tables, fixed + around))
     return min(plans, key=_streamed, default=None)
 
 
