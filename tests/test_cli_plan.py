@@ -125,3 +125,21 @@ def test_float16_linears_cost_a_plan_what_they_cost(float16_bundles: list[Path],
     card = rates[-1][1]  # it multiplies nothing here, so all is read and multiplied by the machine
     assert card.memory == pytest.approx(1e10 * costs.weight_bytes / (costs.logit_operations / 2 + costs.operations))
     assert card.operations == pytest.approx(costs.operations / sum(1e-6 * float16.cost(linear) for linear in linears))
+
+
+def test_plan_says_what_a_token_takes_from_the_card_from_main_memory_and_from_flash(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card = ["--device", "emulated:310p", "--placement", "card", "--card-memory", "11500000", "--ctx", "512", "--threads", "1"]
+    assert run(["plan", *card, "--memory", "70%", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    taken = [facts[f"{place}_bytes_per_token"] for place in ("card", "host", "flash")]
+    assert facts["card_streamed_layers"] == sorted(facts["hosted_layers"] + facts["streamed_layers"])
+    with open_bundle(find_bundle(None)) as bundle:
+        layers = {index: bundle.blocks[f"layers.{index}"].nbytes for index in range(len(bundle.decoder.layers))}
+        output = bundle.blocks["embedding" if bundle.decoder.tied else "output"].nbytes
+    assert taken[1:] == [sum(layers[index] for index in facts[f"{kind}_layers"]) for kind in ("hosted", "streamed")]
+    assert sum(taken) == sum(layers.values()) + output
+    assert run(["plan", *card]) == 0
+    said = capsys.readouterr().out
+    assert " from the card, " in said and " from main memory" in said and " stay in main memory for the card; " in said

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Subgraph
+from edge_llm.weights.base import TokenBytes
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
@@ -343,7 +345,9 @@ class TwoSlots:
 
     embedding = head = None
     streamed = (0, 1, 2, 3)
-    streamed_bytes = 0
+    streamed_bytes = read_bytes = 0
+    hosted: ClassVar[dict[int, int]] = {}
+    token_bytes = TokenBytes()
     slots = 2
     nbytes = 0
 
@@ -395,6 +399,7 @@ def test_streamed_layers_of_other_shapes_take_turns_in_the_same_slots():
     layers = [make_linear(rows, columns, bias=rows == 24, seed=seed) for seed, (rows, columns) in enumerate(shapes)]
     host = SimpleNamespace(
         head=None, streamed=(0, 1, 2, 3), streamed_bytes=0, slots=2, request=lambda _: None, wait=lambda _: None,
+        hosted={}, token_bytes=TokenBytes(), read_bytes=0,
         use=lambda index: BlockWeights({"o": layers[index]}, {}),
         host_part=lambda index: BlockWeights({"o": layers[index]}, {}),
     )  # fmt: skip
@@ -480,6 +485,9 @@ def test_resident_layers_are_copied_once():
         nbytes=0,
         streamed=(),
         streamed_bytes=0,
+        hosted={},
+        token_bytes=TokenBytes(),
+        read_bytes=0,
         slots=0,
         use=lambda _: BlockWeights({"o": linear}, {}),
         host_part=lambda _: BlockWeights({"o": linear}, {}),

@@ -43,7 +43,8 @@ class SlottedWeights:
         self.nbytes = weights.nbytes
         self.streamed = streamed
         self.flash_tables = weights.flash_tables
-        self.streamed_bytes = 0
+        self.streamed_bytes = self.sent_bytes = 0
+        self.token_bytes = weights.token_bytes
         self.slots = slots
         self.requests = []
         self.failing = None

@@ -19,10 +19,11 @@ from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.memory_plan import NO_TABLES
-from edge_llm.weights.plan import OUTPUT_ALONE, TABLES, WeightSizes, plan_staging
+from edge_llm.weights.plan import OUTPUT_ALONE, TABLES, WeightSizes
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.rooms import Budget
 from edge_llm.weights.staged import StagedWeights
+from edge_llm.weights.staging import plan_staging
 
 CONFIG = LlamaConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=3, num_heads=3,

@@ -75,7 +75,8 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
     costs, law, route = Costs.of_bundle(bundle), measured_law(device.law), device.route
     if device.placement.alone:
         seconds = {rows: _alone_seconds(bundle.decoder, law, route, rows) for rows in (1, chunk)}
-        return Rates(here.disk, costs.weight_bytes / seconds[1], chunk * costs.operations / seconds[chunk])
+        operations = chunk * costs.operations / seconds[chunk]
+        return Rates(here.disk, costs.weight_bytes / seconds[1], operations, law.copy_rate)
     token, rows = (_card_seconds(bundle.decoder, law, route, count) for count in (1, chunk))
     beside = {name: one for name, one in bundle.decoder.linears().items() if not is_multiplied_as_int8(one.scheme)}
     names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
@@ -86,6 +87,7 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
         disk=here.disk,
         memory=here.memory if device.placement.decodes_on_host else on_card,
         operations=chunk * costs.operations / (rows + chunk * beside_seconds),
+        copies=law.copy_rate,
     )
 
 

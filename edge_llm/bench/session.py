@@ -26,7 +26,7 @@ from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Site
 from edge_llm.runner.runner import Int8Runner
-from edge_llm.weights.base import FlashCounts
+from edge_llm.weights.base import FlashCounts, TokenBytes
 
 NOISY = 0.05
 """Standard deviation over mean of the speed, from which a row deserves a warning."""
@@ -93,12 +93,14 @@ def _with_threads(
     roof_meter = _RoofMeter(threads, settings.roof)
     started = time.perf_counter()
     runner, runtime = load_runner(settings.bundle, runtime, settings.context)
-    streamed = runner.model.weights.streamed_bytes if isinstance(runner, Int8Runner) else 0
-    facts = _Facts(settings, runtime, runner.site, firsts, time.perf_counter() - started, surroundings, streamed)
+    weights = runner.model.weights if isinstance(runner, Int8Runner) else None
+    streamed = 0 if weights is None else weights.streamed_bytes
+    token = TokenBytes() if weights is None else weights.token_bytes
+    facts = _Facts(settings, runtime, runner.site, firsts, time.perf_counter() - started, surroundings, streamed, token)
     disk_meter = DiskMeter(settings.bundle if streamed else None)
     load_peak = peak_rss_bytes()
     own = OwnRunner(runner, settings.bundle.config.vocab_size)
-    del runner
+    del runner, weights
     rows: list[Row] = []
     for test in settings.tests:
         time.sleep(settings.delay)
@@ -193,6 +195,8 @@ class _Facts:
     surroundings: dict[str, Any]
     streamed_bytes: int
     """Bytes that our runner reads from flash for a generated token."""
+    token: TokenBytes
+    """All weights that it takes for one, by where they lie; nothing for a float model."""
 
     def own_row(
         self,
@@ -222,6 +226,7 @@ class _Facts:
             "type_v": kv_type,
             "flash_attn": True,
             "load_ms": 1e3 * self.load_seconds,
+            **(dict.fromkeys(self.token.facts) if runtime.float_path else self.token.facts),
             **self._quality(OURS),
         }
         costs = None if runtime.float_path else Costs.of_bundle(settings.bundle)
@@ -244,6 +249,7 @@ class _Facts:
             "n_ubatch": self.settings.peer_ubatch,
             "flash_attn": spec.flash_attention,
             "load_ms": 1e3 * peer.load_seconds,
+            **dict.fromkeys(self.token.facts),
             **self._quality(spec.variant if spec.engine.of_source is not None else None),
         }
         ratio = Ratio.of(ours, measurement)

@@ -87,7 +87,7 @@ activations_option = shared(
     help="Scales of INT8 activations: one for each row, or static ones with what overflows kept apart.",
 )
 card_memory_option = shared(
-    "--card-memory", help="Most of the card's memory to take (4GiB); layers that do not fit are streamed to it."
+    "--card-memory", help="Most of the card's memory to take (4GiB); layers that do not fit come from main memory or flash."
 )
 context_option = shared(
     "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."

@@ -30,7 +30,7 @@ from edge_llm.weights.speeds import Prediction, Rates, Work, predict
 
 @click.command("plan")
 @click.argument("model", type=MODEL, required=False)
-@shared("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
+@shared("--memory", help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.  Default: all.")
 @device_option
 @placement_option
 @card_memory_option
@@ -66,7 +66,8 @@ def _reckon(plan: Plan) -> _Reckoned:
     bundle, host = plan.bundle, plan.weights.host
     rates = device_rates(bundle, plan.runtime, plan.device)
     costs = Costs.of_bundle(bundle)
-    prediction = predict(host, Work(costs.operations, costs.weight_bytes), rates, plan.runtime.window * plan.chunk)
+    work, sent = Work(costs.operations, costs.weight_bytes), 0 if plan.weights.card is None else plan.weights.card.sent
+    prediction = predict(host, work, rates, plan.runtime.window * plan.chunk, sent)
     facts = plan.facts | {"weights_bytes": bundle.size, **_facts(plan.weights, rates, prediction)}
     return _Reckoned(plan, rates, prediction, facts | _card(plan.weights) | _times(plan.device))
 
@@ -79,6 +80,7 @@ def _card(weights: WeightsPlan) -> dict[str, Any]:
         "card_bytes": card.held,
         "card_memory_bytes": card.most,
         "card_streamed_layers": weights.to_card,
+        "card_sent_bytes_per_token": card.sent,
         "held_twice_bytes": card.twice,
     }
 
@@ -114,6 +116,7 @@ def _text(reckoned: _Reckoned) -> str:
         ("weights", f"{byte_size(facts['weights_bytes'])}; {byte_size(weights.total)} in memory, where scales are computed"),
         ("held", f"{byte_size(host.held_bytes)} in memory"),
         *_card_rows(facts),
+        *_token_rows(facts),
         ("resident", f"{len(host.resident)} layers: {layer_ranges(host.resident) or 'none'}"),
         ("streamed", f"{len(host.streamed)} layers through {host.slots} slots: {layer_ranges(host.streamed)}"),
         ("from flash", f"{byte_size(host.streamed_bytes)} per generated token, or per window of a prompt"),
@@ -141,6 +144,17 @@ def _assumed(facts: Mapping[str, Any]) -> str:
     if times is None:
         return "" if device == "host" else ", measured on the host"
     return f", assumed of {device}" if times == ESTIMATES else f", {times}"
+
+
+def _token_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a token takes from each place, where that is more than one; and the layers that lie in main memory for a card."""
+    places = {"the card": "card", "main memory": "host", "flash": "flash"}
+    taken = [(words, count) for words, place in places.items() if (count := facts[f"{place}_bytes_per_token"])]
+    rows = [("a token", ", ".join(f"{byte_size(count)} from {words}" for words, count in taken))] if len(taken) > 1 else []
+    if hosted := facts["hosted_layers"]:
+        sent = f"{byte_size(facts['card_sent_bytes_per_token'])} are copied to the card per token"
+        rows.append(("hosted", f"layers {layer_ranges(hosted)} stay in main memory for the card; {sent}"))
+    return rows
 
 
 def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

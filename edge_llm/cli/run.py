@@ -100,8 +100,9 @@ def run_command(
     request, syntax = _request(engine, text, system, params, raw=raw, parse_special=raw and parse_special is not False)
     if as_json:
         found = _as_dict(engine.answer(request), syntax) | asdict(engine.runner.site)
-        experts = engine.runner.look().experts
-        say_json(found | ({} if experts is None else experts.facts), indent=None)
+        inside = engine.runner.look()
+        found |= {} if inside.token_bytes is None else inside.token_bytes.facts
+        say_json(found | ({} if inside.experts is None else inside.experts.facts), indent=None)
     else:
         drawn = drawn and not engine.template.is_default  # a text that is continued is no Markdown
         _print_stream(engine, request, syntax, Printer(import_module(_WRITER).MarkdownWriter() if drawn else None))

@@ -331,6 +331,16 @@ class Device(Protocol):
 class CardNeeds(Protocol):
     """What a model takes of a card's memory."""
 
+    @property
+    def layers(self) -> Sequence[int]:
+        """Bytes of each layer."""
+        ...
+
+    @property
+    def pinned(self) -> Sequence[int] | None:
+        """Bytes of pinned main memory that each layer takes on its way to the card; None where it takes none."""
+        ...
+
     def held(self, streamed: Sequence[int]) -> int:
         """Bytes in all when these layers are streamed."""
         ...

@@ -19,8 +19,9 @@ from edge_llm.opening.machine import Machine
 from edge_llm.paths import name_of
 from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site
-from edge_llm.weights.memory_plan import MemoryPlan
-from edge_llm.weights.plan import StagingPlan, layer_ranges
+from edge_llm.weights.base import TokenBytes
+from edge_llm.weights.memory_plan import MemoryPlan, StagingPlan
+from edge_llm.weights.plan import layer_ranges
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class CardShare:
     """What a model may take."""
     twice: int
     """Weights that lie in main memory as well, because the host decodes."""
+    sent: int
+    """Copied to it in every sweep, of layers that have no room there."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class WeightsPlan:
     """Bytes that they may take of main memory; None: no limit."""
     host: MemoryPlan
     """What is resident in main memory, and what is read from flash in every sweep."""
+    token: TokenBytes
+    """What a generated token takes from each place."""
     staging: StagingPlan | None = None
     """How they pass through the host where a card decodes; `host` is its plan."""
     to_card: tuple[int, ...] = ()
@@ -173,7 +178,9 @@ class Plan:
             "weights_budget_bytes": self.weights.budget,
             "resident_layers": list(host.resident),
             "streamed_layers": list(host.streamed),
+            "hosted_layers": [] if self.weights.staging is None else list(self.weights.staging.hosted),
             "streamed_bytes_per_token": host.streamed_bytes,
+            **self.weights.token.facts,
             "experts": None if host.experts is None else asdict(host.experts),
             "neurons": None if host.neurons is None else asdict(host.neurons),
             "memory": {**asdict(self.memory), "main": self.memory.main},

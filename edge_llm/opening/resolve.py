@@ -13,7 +13,7 @@ from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import ACTIVATIONS, AUTO, ROW, STATIC, RuntimeConfig
 from edge_llm.decoding.draft import own_layers
 from edge_llm.devices import has_card, open_device
-from edge_llm.devices.base import CardKeeper, Device, DeviceOptions, Room
+from edge_llm.devices.base import CardKeeper, CardNeeds, Device, DeviceOptions, Room
 from edge_llm.devices.model import activation_bytes
 from edge_llm.errors import DeviceError, EdgeLLMError, OutOfMemory, UsageError
 from edge_llm.files import shown
@@ -32,9 +32,12 @@ from edge_llm.resources import free_memory
 from edge_llm.runner.base import FLOAT_SITE, Site
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
+from edge_llm.weights.base import TokenBytes
 from edge_llm.weights.memory_plan import MemoryPlan
-from edge_llm.weights.plan import WeightSizes, plan_memory, plan_staging
+from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.recording import traced_shape
+from edge_llm.weights.staging import plan_staging
+from edge_llm.weights.token_bytes import card_token, host_token
 
 PROCESS_BYTES = 42 << 20
 """Memory of a process without a model: Python, NumPy, the tokenizer."""
@@ -255,12 +258,14 @@ def _weights(
     The first ``kept`` layers guess ahead, and stay.
     """
     to_card = device.streamed(bundle.decoder, bundle.tensors, room)
-    card = _card_share(bundle, device, room, to_card, sizes)
+    needs = device.needs(bundle.decoder, bundle.tensors, room) if isinstance(device, CardKeeper) else None
+    card = None if needs is None else _card_share(device, needs, to_card, sizes)
     if not device.placement.decodes_on_host:
         staging = plan_staging(
-            sizes, to_card, budget, whole=device.placement.alone, host_embeds=device.host_embeds
-        )
-        return WeightsPlan(sizes.total, budget, staging.plan, staging, to_card, card)
+            sizes, to_card, budget, whole=device.placement.alone, host_embeds=device.host_embeds,
+            pinned=None if needs is None else needs.pinned, free=0 if needs is None or not to_card else free_memory(),
+        )  # fmt: skip
+        return WeightsPlan(sizes.total, budget, staging.plan, card_token(bundle, staging), staging, to_card, card)
     most, beside = sizes.total if budget is None else budget, PROCESS_BYTES + work
     try:
         host = plan_memory(sizes, most, flash_tables=True, beside=beside, kept=kept)
@@ -273,17 +278,14 @@ def _weights(
             "raise --memory",
             param="draft",
         )
-    return WeightsPlan(sizes.total, budget, host, None, to_card, card)
+    return WeightsPlan(sizes.total, budget, host, host_token(bundle, host.streamed_bytes), None, to_card, card)
 
 
-def _card_share(
-    bundle: Bundle, device: Device, room: Room, to_card: tuple[int, ...], sizes: WeightSizes
-) -> CardShare | None:
-    if not isinstance(device, CardKeeper):
-        return None
-    needs = device.needs(bundle.decoder, bundle.tensors, room)
+def _card_share(device: Device, needs: CardNeeds, to_card: tuple[int, ...], sizes: WeightSizes) -> CardShare:
+    assert isinstance(device, CardKeeper)
     twice = sum(layer.held - layer.beside_card for layer in sizes.layers) if device.placement.decodes_on_host else 0
-    return CardShare(needs.held(to_card), device.most(needs.weights(to_card)), twice)
+    sent = sum(needs.layers[index] for index in to_card)
+    return CardShare(needs.held(to_card), device.most(needs.weights(to_card)), twice, sent)
 
 
 def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Plan:
@@ -292,7 +294,8 @@ def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Pla
     room = Room(options.context, options.context, chunk_lengths(options.chunk, options.context), options.window)
     found = float_sizes(bundle)
     layers = tuple(range(len(bundle.decoder.layers)))
-    weights = WeightsPlan(found.nbytes, None, MemoryPlan(found.nbytes, layers, (), 0, 0, found.nbytes, 0))
+    resident = MemoryPlan(found.nbytes, layers, (), 0, 0, found.nbytes, 0)
+    weights = WeightsPlan(found.nbytes, None, resident, TokenBytes(host=found.nbytes))
     pages = sum(8 * one.kv_size for one in bundle.decoder.attentions) * options.context
     memory = MemoryNeeds(found.nbytes, pages, _position_bytes(bundle.decoder, options.context), texts=_texts_bytes(bundle))
     return Plan(bundle, machine, options, options, FLOAT_SITE, room, weights, found, memory)

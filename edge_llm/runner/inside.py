@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from edge_llm.kv.memory import KVMemory
-    from edge_llm.weights.base import FlashCounts, Weights
+    from edge_llm.weights.base import FlashCounts, TokenBytes, Weights
 
 MOST_WINDOWS = 8
 
@@ -107,6 +107,10 @@ class RunnerInside:
     """Some steps of the last answer."""
     experts: FlashCounts | None = None
     """What became of experts that come from flash."""
+    token_bytes: TokenBytes | None = None
+    """What a token takes of weights from each place by the plan."""
+    sent_bytes: int = 0
+    """Bytes of layers that stay in main memory and were copied to a card for steps so far."""
 
 
 def look_at_pages(memory: KVMemory) -> tuple[PageMap, dict[str, int]]:
@@ -123,4 +127,6 @@ def look_at_weights(weights: Weights) -> dict[str, Any]:
         "streamed_bytes": weights.streamed_bytes,
         "read_bytes": weights.read_bytes,
         "experts": weights.experts,
+        "token_bytes": weights.token_bytes,
+        "sent_bytes": weights.sent_bytes,
     }

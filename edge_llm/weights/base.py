@@ -125,6 +125,22 @@ class ExpertCounts(FlashCounts):
         return super().facts | {"expert_guess_rate": self.recalled / self.needed if self.needed else None}
 
 
+@dataclass(frozen=True)
+class TokenBytes:
+    """Bytes of weights, as the bundle has them, that one generated token or one window of a prompt takes from each place."""
+
+    card: int = 0
+    host: int = 0
+    """Where a card computes, this is copied to it out of main memory."""
+    flash: int = 0
+    """If all experts are as likely, where those come from flash."""
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """As plain data for faces."""
+        return {f"{place}_bytes_per_token": count for place, count in asdict(self).items()}
+
+
 class Weights(Protocol):
     """The weights of one model.
 
@@ -140,6 +156,10 @@ class Weights(Protocol):
     """Bytes that one sweep and its logits read from flash; 0 when all weights are resident."""
     slots: int
     """Buffers that streamed layers take turns in; 0 when they need none, because none is streamed or the host has all."""
+    hosted: Mapping[int, int]
+    """Those of the streamed layers that stay in main memory as a card takes them, and their bytes in the bundle."""
+    token_bytes: TokenBytes
+    """What a token takes from each place."""
 
     @property
     def experts(self) -> FlashCounts | None:
@@ -214,4 +234,9 @@ class Weights(Protocol):
     @property
     def read_bytes(self) -> int:
         """Bytes that were read from flash since all that is resident was there.  Any thread may ask."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the bundle's hosted layers that were copied to a card for steps.  Any thread may ask."""
         ...

@@ -62,3 +62,19 @@ class MemoryPlan:
     experts are as likely."""
     neurons: NeuronSlots | None = None
     """The same where columns of neurons do: ``streamed_bytes`` is what a token reads if all neurons are as likely."""
+
+
+@dataclass(frozen=True)
+class StagingPlan:
+    """How weights pass through the host on their way to a card, and what of them stays."""
+
+    plan: MemoryPlan
+    """No layer is resident; those that are streamed are read from flash whenever the card asks for them."""
+    cold_bytes: int
+    """Most memory for input channels that overflows wanted."""
+    whole: bool
+    """Whether the card has the output matrix as well."""
+    hosted: tuple[int, ...] = ()
+    """Layers that the card asks for as often, and that stay in main memory as it takes them, ascending."""
+    hosted_bytes: int = 0
+    """Bytes of main memory that these take; of what the plan holds."""

@@ -314,64 +314,6 @@ def _plan(
     )
 
 
-COLD_SHARE = 0.1
-"""Input channels that overflows wanted take at most this part of the layers' bytes, or `LEAST_COLD` if that is more."""
-LEAST_COLD = 8 << 20
-
-
-@dataclass(frozen=True)
-class StagingPlan:
-    """How weights pass through the host on their way to a card, and what of them stays."""
-
-    plan: MemoryPlan
-    """No layer is resident; those that are streamed are those that the card asks for again."""
-    cold_bytes: int
-    """Most memory for input channels that overflows wanted."""
-
-
-def plan_staging(
-    sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool, host_embeds: bool = True
-) -> StagingPlan:
-    """What the host holds while a card has the layers, of which ``streamed`` are read again in every sweep.
-
-    ``whole``: the card has the output matrix and all vectors as well, and the embedding unless ``host_embeds``.  Raises
-    `UsageError` that names the least ``budget`` when that is too small.
-    """
-    slot = max(layer.stored for layer in sizes.layers)
-    beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
-    around = beside + SLOTS * slot + max(layer.expanded for layer in sizes.layers)
-    choices = _tables_beside_card(sizes, whole=whole, host_embeds=host_embeds)
-    fitting = (tables for tables, fixed in choices.items() if budget is None or fixed + around <= budget)
-    flash_tables = next(fitting, None)
-    if flash_tables is None:
-        raise too_little(budget or 0, min(choices.values()) + around)
-    held = choices[flash_tables] + around
-    cold = 0 if whole else max(LEAST_COLD, int(COLD_SHARE * sum(layer.stored for layer in sizes.layers)))
-    output = sizes.output if OUTPUT in flash_tables and not whole else 0
-    plan = MemoryPlan(
-        budget=held if budget is None else budget,
-        resident=(),
-        streamed=streamed,
-        slots=SLOTS,
-        slot_bytes=slot,
-        held_bytes=held,
-        streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + output,
-        flash_tables=flash_tables,
-    )
-    return StagingPlan(plan, cold if budget is None else min(cold, budget - held))
-
-
-def _tables_beside_card(sizes: WeightSizes, *, whole: bool, host_embeds: bool) -> dict[frozenset[str], int]:
-    """Which tables may stay on flash, the choice to be preferred first, and the bytes of what is fixed then.
-
-    What the host does not use stays there; but small tables may be less than the buffers of their blocks.
-    """
-    choices = {NO_TABLES: sizes.fixed, OUTPUT_ALONE: sizes.fixed_without_output, TABLES: sizes.fixed_without_tables}
-    of_whole = (OUTPUT_ALONE, NO_TABLES, TABLES) if host_embeds else (TABLES, NO_TABLES)
-    order = of_whole if whole else (NO_TABLES, TABLES)
-    return {tables: fixed for tables in order if (fixed := choices[tables]) is not None}
-
-
 def spread(chosen: int, count: int) -> tuple[int, ...]:
     """``chosen`` of ``count`` places at distances as even as possible, also from the last place around to the first."""
     return tuple((2 * index + 1) * count // (2 * chosen) for index in range(chosen))

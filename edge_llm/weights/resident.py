@@ -16,6 +16,7 @@ from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import BlockWeights, Facts, Weight, linear_tensors, scheme_of
 from edge_llm.schemes.tables import Table
+from edge_llm.weights.token_bytes import host_token
 
 if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle
@@ -30,7 +31,9 @@ class ResidentWeights:
     flash_tables: frozenset[str] = frozenset()
     streamed_bytes = 0
     read_bytes = 0
+    sent_bytes = 0
     slots = 0
+    hosted: Mapping[int, int] = {}
     experts = None
 
     def __init__(self, bundle: Bundle, progress: CountProgress | None = None, streams: tuple[int, ...] = ()) -> None:
@@ -40,6 +43,7 @@ class ResidentWeights:
         self.embedding, output = table_weights(bundle, tensors)
         self.head = BlockWeights({"output": output}, bundle.decoder.norm.named(tensors["final_norm"]))
         self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        self.token_bytes = host_token(bundle)
 
     def use(self, index: int) -> BlockWeights:
         return self._layers[index]

@@ -21,7 +21,7 @@ OpenedT = TypeVar("OpenedT")
 class Ring(Generic[KeyT, OpenedT]):
     """The blocks that were requested last, as many as ``room`` has places for; ``start`` and ``open`` are a `BlockStore`'s.
 
-    `request` and `wait` have one caller at a time each; any thread may call `use` meanwhile.
+    `wait` has one caller at a time; any thread may call `request` and `use` meanwhile.
     """
 
     def __init__(
@@ -38,8 +38,7 @@ class Ring(Generic[KeyT, OpenedT]):
 
     def request(self, key: KeyT, *, urgent: bool = False) -> None:
         """Start to bring ``key`` in place of the block that was requested the longest ago, unless it is here or on its way."""
-        self.store.make_place(key)
-        self.store.request(key, urgent=urgent)
+        self.store.take_turn(key, urgent=urgent)
 
     def wait(self, key: KeyT) -> None:
         """Wait until ``key`` is here and opened; a block that was not requested is requested now.

@@ -28,6 +28,8 @@ class Rates:
     """Bytes per second from main memory."""
     operations: float
     """INT8 operations per second."""
+    copies: float = math.inf
+    """Bytes per second from main memory to a card."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,12 @@ class Prediction:
     """Length of the prompt that takes as long to compute as the streamed weights take to read; longer ones hide the reading."""
 
 
-def predict(plan: MemoryPlan, work: Work, rates: Rates, window: int) -> Prediction:
-    """Speeds of ``plan`` on a machine of these ``rates``; ``window`` is the tokens that share one sweep."""
-    read = plan.streamed_bytes / rates.disk
+def predict(plan: MemoryPlan, work: Work, rates: Rates, window: int, sent: int = 0) -> Prediction:
+    """Speeds of ``plan`` on a machine of these ``rates``.
+
+    ``window`` is the tokens that share one sweep, ``sent`` the bytes that it copies to a card.
+    """
+    read = max(plan.streamed_bytes / rates.disk, sent / rates.copies)
     weights = work.weight_bytes / rates.memory
     token = work.operations / rates.operations
     return Prediction(

@@ -16,9 +16,10 @@ from edge_llm.progress import CountProgress
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, no_channels
 from edge_llm.weights.cold import ColdChannels, ColdWeight
-from edge_llm.weights.plan import StagingPlan
+from edge_llm.weights.memory_plan import StagingPlan
 from edge_llm.weights.rooms import Budget
 from edge_llm.weights.streamed import StreamedWeights
+from edge_llm.weights.token_bytes import card_token
 
 
 class StagedWeights(StreamedWeights):
@@ -26,7 +27,10 @@ class StagedWeights(StreamedWeights):
 
     def __init__(self, bundle: Bundle, staging: StagingPlan, progress: CountProgress | None = None) -> None:
         budget = Budget(staging.plan.held_bytes + staging.cold_bytes)
-        super().__init__(bundle, staging.plan, progress, budget=budget)
+        super().__init__(bundle, staging.plan, progress, streams=staging.hosted, budget=budget)
+        self.hosted = {index: bundle.blocks[f"layers.{index}"].nbytes for index in staging.hosted}
+        self.token_bytes = card_token(bundle, staging)
+        budget.take("layers for a card", staging.hosted_bytes)
         self._cold = ColdChannels(bundle, budget, staging.cold_bytes)
 
     def host_part(self, index: int) -> BlockWeights:

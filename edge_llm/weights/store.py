@@ -87,6 +87,12 @@ class BlockStore(Generic[KeyT, OpenedT]):
                 if slot.bringing is not None:
                     slot.bringing.hurry()
 
+    def take_turn(self, key: KeyT, *, urgent: bool = True) -> None:
+        """`request`, in place of the block that nobody has asked for the longest; any thread may do it meanwhile."""
+        with self._lock:
+            self.make_place(key)
+            self.request(key, urgent=urgent)
+
     def guess(self, key: KeyT) -> bool:
         """Bring ``key`` behind all that is needed; false, with nothing done, if it is here or has no place."""
         with self._lock:

@@ -22,6 +22,7 @@ from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
 from edge_llm.weights.rooms import Budget
 from edge_llm.weights.table import FlashTable
+from edge_llm.weights.token_bytes import host_token
 from edge_llm.weights.turns import LayerTurns, RingTurns
 
 RESIDENT, LAYERS = "resident", "streamed layers"
@@ -36,6 +37,9 @@ class StreamedWeights:
     itself may be resident here.  ``file`` replaces ``weights.bin``; without a ``budget`` all is within what the plan holds.
     Raises `StorageError` or `CorruptBundle`, as does `wait`.
     """
+
+    sent_bytes = 0
+    hosted: Mapping[int, int] = {}
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class StreamedWeights:
         self.streamed_bytes = plan.streamed_bytes
         self.slots = plan.slots
         self.nbytes = plan.held_bytes
+        self.token_bytes = host_token(bundle, plan.streamed_bytes)
         self.budget = budget or Budget(plan.held_bytes)
         """What of its memory each kind of block has."""
         self._bundle = bundle

@@ -38,6 +38,8 @@ class CardNeeds:
     """Of all but the layers: workspaces of products and, where the card does everything, tables, keys, values, activations."""
     tables: int = 0
     """Those of `fixed` that are weights."""
+    pinned: tuple[int, ...] | None = None
+    """Bytes of pinned main memory that each layer takes on its way to the card; None where it takes none."""
 
     @property
     def total(self) -> int:

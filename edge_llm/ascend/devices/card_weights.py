@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -56,18 +57,42 @@ Load = Callable[[Weights, int, "CardSlot[CardLinearT]"], "CardBlock[CardLinearT]
 """Copies layer ``index``, which is in the host's memory, into a slot: (weights, index, slot) -> the layer there."""
 
 
+Bring = Callable[[CardSlot[CardLinearT]], CardBlock[CardLinearT]]
+"""Copies a layer that is kept into a slot: slot -> the layer there."""
+Keep = Callable[[Weights, int], Bring[CardLinearT]]
+"""Keeps layer ``index``, which is in the host's memory, as a card takes it: (weights, index) -> how it comes into a slot."""
+
+
 def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
     """Puts the INT8 linears of a layer on ``card``; the host keeps the rest, and rounds what it multiplies as ``card`` does."""
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinearT]) -> CardBlock[CardLinearT]:
-        for name, linear in int8_linears(host.use(index)).items():
-            before = slot.linears.pop(name, None)  # gone if its copy fails
-            slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
-        here = host.host_part(index)
-        linears = rounded_linears(here.linears) if card.rounds else here.linears
-        return CardBlock(linears, here.gains, card=slot.linears)
+        return _put(card, int8_linears(host.use(index)), host.host_part(index), slot)
 
     return load
+
+
+def keep_products(card: Card[CardLinearT]) -> Keep[CardLinearT]:
+    """Keeps the INT8 linears of a layer for `load_products`, and what that leaves to the host."""
+
+    def keep(host: Weights, index: int) -> Bring[CardLinearT]:
+        return partial(_put, card, int8_linears(own(expanded(host.use(index)))), host.host_part(index))
+
+    return keep
+
+
+def _put(
+    card: Card[CardLinearT], linears: Mapping[str, Int8Weight], here: BlockWeights, slot: CardSlot[CardLinearT]
+) -> CardBlock[CardLinearT]:
+    for name, linear in linears.items():
+        before = slot.linears.pop(name, None)  # gone if its copy fails
+        slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
+    return CardBlock(rounded_linears(here.linears) if card.rounds else here.linears, here.gains, card=slot.linears)
+
+
+def own(block: BlockWeights) -> BlockWeights:
+    """``block`` in memory of its own."""
+    return block.moved({name: array.copy() for name, array in block.tensors.items()})
 
 
 def int8_linears(block: BlockWeights) -> dict[str, Int8Weight]:
@@ -103,11 +128,13 @@ def _outputs(host: Weights) -> Iterator[tuple[slice, Table]]:
 class _Arrival:
     """A streamed layer on its way to the card by way of the host."""
 
-    host: Weights
+    host: Weights | None
+    """None where it is there."""
     index: int
 
     def wait(self) -> None:
-        self.host.wait(self.index)
+        if self.host is not None:
+            self.host.wait(self.index)
 
     def hurry(self) -> None:
         """The host's requests have their order."""
@@ -125,22 +152,35 @@ class CardWeights(Generic[CardLinearT]):
 
     All layers but those that the host streams are copied at once, so that a model too large for the card is refused before it
     is used.  A streamed layer is copied when it has been read, over the layer that was requested the longest ago.  Every
-    request goes to the host as well, so that both have the same layers in their slots.  `wait` has one caller at a time; lanes
-    may use layers meanwhile.
+    request goes to the host as well, so that both have the same layers in their slots; but layers that the host keeps, as
+    ``keep`` lays them out, come from there.  `wait` has one caller at a time; lanes may use layers meanwhile.
     """
 
     experts = None
     """No card does a mixture of experts."""
 
-    def __init__(self, host: Weights, load: Load[CardLinearT], layers: int) -> None:
+    def __init__(
+        self, host: Weights, load: Load[CardLinearT], layers: int, keep: Keep[CardLinearT] | None = None
+    ) -> None:
         self.head = host.head
         self.streamed = host.streamed
         self.streamed_bytes = host.streamed_bytes
+        self.hosted = host.hosted
+        self.token_bytes = host.token_bytes
         self.slots = (host.slots or SLOTS) if self.streamed else 0
         self._host = host
-        self._resident = dict(_load_all(host, load, [index for index in range(layers) if index not in self.streamed]))
-        self._ring = _card_ring(host, load, self.slots)
-        if not self.streamed:
+        self._resident: dict[int, CardBlock[CardLinearT]] = {}
+        self._kept: dict[int, _Kept[CardLinearT]] = {}
+        for index in _arrivals(host, [index for index in range(layers) if index in host.hosted or index not in host.streamed]):
+            if index not in host.hosted:
+                self._resident[index] = load(host, index, CardSlot())
+            else:
+                assert keep is not None, "the device keeps no layers in main memory"
+                self._kept[index] = _Kept(keep(host, index), host.hosted[index])
+        self._from_flash = tuple(index for index in self.streamed if index not in host.hosted)
+        self._ring = _card_ring(host, load, self._kept, self.slots)
+        self._loaded_bytes = host.read_bytes
+        if not self._from_flash:
             host.forget_layers()
 
     @property
@@ -153,20 +193,29 @@ class CardWeights(Generic[CardLinearT]):
 
     @property
     def read_bytes(self) -> int:
-        return self._host.read_bytes
+        return self._host.read_bytes - self._loaded_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(kept.nbytes * kept.times for kept in self._kept.values())
 
     def use(self, index: int) -> BlockWeights:
         return self._resident[index] if index in self._resident else self._ring.use(index)
 
     def request(self, index: int) -> None:
-        if index in self.streamed:
+        if index in self._from_flash:
             self._host.request(index)
+        if index in self.streamed:
             self._ring.request(index)
 
     def wait(self, index: int) -> None:
         """Bring streamed layer ``index`` into the host's memory and the card's; nothing to do when it is there."""
         if index in self.streamed:
             self._ring.wait(index)
+        if index in self._from_flash and self._kept:  # the disk reads while layers come out of main memory
+            place = self._from_flash.index(index)
+            for later in range(1, self._host.slots + 1):
+                self._host.request(self._from_flash[(place + later) % len(self._from_flash)])
 
     def turns(self) -> None:
         """None: layers are copied to the card on the way."""
@@ -191,25 +240,39 @@ class CardWeights(Generic[CardLinearT]):
         return self._host.head_blocks()
 
 
-def _load_all(
-    host: Weights, load: Load[CardLinearT], layers: Sequence[int]
-) -> Iterator[tuple[int, CardBlock[CardLinearT]]]:
-    """Each of ``layers`` in card memory of its own; the next is read while one is copied."""
+@dataclass
+class _Kept(Generic[CardLinearT]):
+    """A layer that stays in main memory, of ``nbytes`` in the bundle."""
+
+    bring: Bring[CardLinearT]
+    nbytes: int
+    times: int = 0
+    """How often it was copied to the card."""
+
+    def put(self, slot: CardSlot[CardLinearT]) -> CardBlock[CardLinearT]:
+        self.times += 1
+        return self.bring(slot)
+
+
+def _arrivals(host: Weights, layers: Sequence[int]) -> Iterator[int]:
+    """Each of ``layers`` in the host's memory until the next is taken, which is read meanwhile."""
     for index, following in zip(layers, [*layers[1:], None], strict=False):
         host.request(index)
         if following is not None and host.slots > 1:
             host.request(following)
         host.wait(index)
-        yield index, load(host, index, CardSlot())
+        yield index
 
 
-def _card_ring(host: Weights, load: Load[CardLinearT], slots: int) -> Ring[int, CardBlock[CardLinearT]]:
-    """Card memory for ``slots`` streamed layers."""
+def _card_ring(
+    host: Weights, load: Load[CardLinearT], kept: Mapping[int, _Kept[CardLinearT]], slots: int
+) -> Ring[int, CardBlock[CardLinearT]]:
+    """Card memory for ``slots`` streamed layers, of which those that are ``kept`` need no read."""
 
     def start(index: int, slot: CardSlot[CardLinearT], urgent: bool) -> _Arrival:
-        return _Arrival(host, index)
+        return _Arrival(None if index in kept else host, index)
 
     def open_(index: int, slot: CardSlot[CardLinearT], waited: None) -> CardBlock[CardLinearT]:
-        return load(host, index, slot)
+        return kept[index].put(slot) if index in kept else load(host, index, slot)
 
     return Ring(Buffers([CardSlot() for _ in range(slots)]), start, open_)

@@ -16,7 +16,7 @@ from edge_llm.ascend.devices.card_arrays import CardArrays
 from edge_llm.ascend.devices.card_cost import card_costs
 from edge_llm.ascend.devices.card_memory import CardMemory
 from edge_llm.ascend.devices.card_plan import CardNeeds, CardPlan
-from edge_llm.ascend.devices.card_weights import CardWeights, load_products
+from edge_llm.ascend.devices.card_weights import CardWeights, keep_products, load_products
 from edge_llm.ascend.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.ascend.devices.whole_card import CardRope, WholeCardWeights
 from edge_llm.ascend.npu.chips import chip_law
@@ -114,7 +114,7 @@ class EmulatedDevice(SplitCores):
             ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
             build = builder(self.build, CardRope(tables.positions, ropes, memory), watch)
             return PlacedModel(decoder, whole, self.placement, build, arrays, room)
-        products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
+        products = CardWeights(weights, load_products(self.chip), len(decoder.layers), keep_products(self.chip))
         self.chip.memory.weights_are_in()
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)

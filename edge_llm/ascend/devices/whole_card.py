@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
 from edge_llm.ascend.devices.card_memory import CardArray, CardMemory
-from edge_llm.ascend.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, embedding_runs, output_blocks
+from edge_llm.ascend.devices.card_weights import (
+    CardBlock,
+    CardSlot,
+    CardWeights,
+    Keep,
+    Load,
+    embedding_runs,
+    output_blocks,
+    own,
+)
 from edge_llm.ascend.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
 from edge_llm.models.layer import Decoder
@@ -35,17 +45,25 @@ def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
     """Puts all of a layer into the memory of ``chip``."""
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinear]) -> CardBlock[CardLinear]:
-        block = expanded(host.use(index))
-        _clear(chip, slot, but=block.tensors)
-        for name, array in block.tensors.items():
-            slot.tensors[name] = chip.memory.renewed(slot.tensors.get(name), array)
-        moved = block.moved({name: array.values for name, array in slot.tensors.items()})
-        for name, linear in moved.linears.items():
-            if isinstance(linear, Int8Weight):
-                slot.linears[name] = chip.load(linear, slot.tensors[f"{name}.tiles"].view())
-        return CardBlock(moved.linears, moved.gains, card=dict(slot.linears))
+        return _put(chip, expanded(host.use(index)), slot)
 
     return load
+
+
+def keep_whole(chip: EmulatedChip) -> Keep[CardLinear]:
+    """Keeps all of a layer for `load_whole`."""
+    return lambda host, index: partial(_put, chip, own(expanded(host.use(index))))
+
+
+def _put(chip: EmulatedChip, block: BlockWeights, slot: CardSlot[CardLinear]) -> CardBlock[CardLinear]:
+    _clear(chip, slot, but=block.tensors)
+    for name, array in block.tensors.items():
+        slot.tensors[name] = chip.memory.renewed(slot.tensors.get(name), array)
+    moved = block.moved({name: array.values for name, array in slot.tensors.items()})
+    for name, linear in moved.linears.items():
+        if isinstance(linear, Int8Weight):
+            slot.linears[name] = chip.load(linear, slot.tensors[f"{name}.tiles"].view())
+    return CardBlock(moved.linears, moved.gains, card=dict(slot.linears))
 
 
 def _clear(chip: EmulatedChip, slot: CardSlot[CardLinear], but: Mapping[str, np.ndarray]) -> None:
@@ -69,7 +87,7 @@ class WholeCardWeights(CardWeights[CardLinear]):
         on_chip = chip.load(output, CardArray(output.tiles, 0))
         self._output = slice(0, output.rows), CardBlock({"output": output}, norm, card={"output": on_chip})
         host.forget_tables()
-        super().__init__(host, load_whole(chip), len(decoder.layers))
+        super().__init__(host, load_whole(chip), len(decoder.layers), keep_whole(chip))
         self.head = BlockWeights({}, norm)
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from edge_llm.ascend.devices.card.key_forms import Float16Keys, Int8Keys, KeyForm
 from edge_llm.ascend.devices.card.key_ranges import sample_room, seen_ranges
 from edge_llm.ascend.devices.card.layers import Layers, missing
-from edge_llm.ascend.devices.card.linears import Loader, load_products
+from edge_llm.ascend.devices.card.linears import Loader, keep_pinned, load_through, send_products, stage_products
 from edge_llm.ascend.devices.card.model import CardModel
 from edge_llm.ascend.devices.card.plan import AscendPlan, key_bytes
 from edge_llm.ascend.devices.card.products import SplitProduct
@@ -105,7 +105,9 @@ class AscendDevice:
         if self.placement.alone:
             return self._open_whole(decoder, weights, tables, room, watch)
         loader = Loader(self.runtime, self.calls)
-        products = CardWeights(weights, load_products(loader), len(decoder.layers))
+        stage, send = stage_products(loader), send_products(loader)
+        load, keep = load_through(loader, stage, send), keep_pinned(loader, stage, send)
+        products = CardWeights(weights, load, len(decoder.layers), keep)
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
@@ -173,8 +175,9 @@ class AscendDevice:
     def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Rope, Any]:
         """cos and sin float16 [positions, D] of every rotary embedding, on the card: those of half a head, twice."""
         ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
-        pinned = {rope: [loader.pinned(np.tile(half, 2).astype(np.float16)) for half in tables[rope]] for rope in ropes}
-        return run(self.runtime, lambda: {rope: tuple(map(loader.copied, pair)) for rope, pair in pinned.items()})
+        pinned = loader.pinned()
+        staged = {rope: [pinned.put(np.tile(half, 2).astype(np.float16)) for half in tables[rope]] for rope in ropes}
+        return run(self.runtime, lambda: {rope: tuple(map(loader.copied, pair)) for rope, pair in staged.items()})
 
 
 def _mebibytes(count: int) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_llm.ascend.devices.card_weights import CardBlock, CardSlot, Load, int8_linears, rounded_linears
+from edge_llm.ascend.devices.card.pinned import Pinned, Staged
+from edge_llm.ascend.devices.card_weights import Bring, CardBlock, CardSlot, Keep, Load, int8_linears, rounded_linears
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.runtime import Completion, Runtime
 from edge_llm.errors import NumericError
 from edge_llm.kernels.layout import unpack_tiles
+from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 
@@ -42,8 +46,8 @@ class Traffic:
     """What is in it is there."""
     used: Completion | None = None
     """The last work that reads it."""
-    staging: dict[str, Tensor] = field(default_factory=dict)
-    """Pinned arrays that its contents pass through."""
+    pinned: Pinned | None = None
+    """What its contents pass through."""
     layer: Any = None
     """The `CardLayer` in it, once work has made it; None where a slot holds products alone."""
 
@@ -53,6 +57,18 @@ class NpuBlock(CardBlock[NpuLinear]):
     """A layer's weights on both sides."""
 
     traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True)
+class StagedLinear:
+    """The arrays of a linear in pinned memory."""
+
+    arrays: Mapping[str, Staged]
+    rows: int
+    """As many outputs as it has without padding, and ``columns`` inputs."""
+    columns: int
+    by_rows: bool
+    """Whether its rows have scales of their own."""
 
 
 class Loader:
@@ -65,31 +81,28 @@ class Loader:
         self.calls = calls
         self._torch = torch
 
-    def stage(self, staging: dict[str, Tensor], name: str, array: np.ndarray) -> Tensor:
-        """``array`` in pinned memory: that of the array which had this name, type and shape before, or new.
+    def pinned(self) -> Pinned:
+        """New pinned memory, without an array."""
+        return Pinned(self.runtime)
+
+    def stage(self, pinned: Pinned, name: str, array: np.ndarray) -> Staged:
+        """``array`` in ``pinned`` memory.
 
         Raises `NumericError` for what is not finite: the card's products of INT8 would not show it.
         """
         _check_finite(name, array)
-        kind = self._torch.from_numpy(np.empty(0, array.dtype)).dtype
-        held = staging.get(name)
-        if held is None or tuple(held.shape) != array.shape or held.dtype != kind:
-            held = staging[name] = self.runtime.pinned(array.shape, kind)
-        held.numpy()[...] = array
-        return held
+        return pinned.put(array)
 
-    def pinned(self, array: np.ndarray) -> Tensor:
-        """``array`` in pinned memory of its own."""
-        return self.stage({}, "", array)
-
-    def copied(self, host: Tensor) -> Tensor:
+    def copied(self, staged: Staged) -> Tensor:
         """A pinned array in new memory of the card; inside of work."""
-        card = self._torch.empty(tuple(host.shape), dtype=host.dtype, device=self.runtime.device)
-        self.runtime.copy_in(card, host)
+        card = self._torch.empty(staged.shape, dtype=staged.dtype, device=self.runtime.device)
+        staged.copy_to(self.runtime, card)
         return card
 
-    def stage_linear(self, staging: dict[str, Tensor], name: str, linear: Int8Weight) -> dict[str, Tensor]:
-        """The arrays of a linear, padded, in pinned memory."""
+    def stage_linear(
+        self, pinned: Pinned, name: str, linear: Int8Weight, beside: Mapping[str, np.ndarray] = MappingProxyType({})
+    ) -> StagedLinear:
+        """The arrays of a linear, padded, and those ``beside`` it in pinned memory."""
         columns, rows = self.calls.law.padded(linear.columns, linear.rows)
         weight = np.zeros((rows, columns), np.int8)
         weight[: linear.rows, : linear.columns] = unpack_tiles(linear.tiles, linear.rows, linear.columns)
@@ -98,7 +111,8 @@ class Loader:
             _check_finite(f"{name}.bias", linear.bias)
         bias = self.int32_bias(linear, rows)
         arrays |= {} if bias is None else {"bias": bias}
-        return {kind: self.stage(staging, f"{name}.{kind}", array) for kind, array in arrays.items()}
+        staged = {kind: self.stage(pinned, f"{name}.{kind}", array) for kind, array in {**arrays, **beside}.items()}
+        return StagedLinear(staged, linear.rows, linear.columns, linear.row_scales)
 
     def int32_bias(self, linear: Int8Weight, rows: int) -> np.ndarray | None:
         """What a product adds to its sums, padded to ``rows``; None where it adds nothing."""
@@ -107,14 +121,15 @@ class Loader:
             return _padded(linear.rounding.bias, rows, np.int32)
         return np.zeros(rows, np.int32) if self.calls.law.zero_bias else None
 
-    def linear(self, staged: Mapping[str, Tensor], linear: Int8Weight) -> NpuLinear:
+    def linear(self, staged: StagedLinear) -> NpuLinear:
         """The linear on the card; inside of work."""
-        weight = self.calls.to_matmul(self.copied(staged["weight"]))
-        scale = self.copied(staged["scale"])
-        if not (linear.row_scales and self.calls.law.multiplies_rows):
+        arrays = staged.arrays
+        weight = self.calls.to_matmul(self.copied(arrays["weight"]))
+        scale = self.copied(arrays["scale"])
+        if not (staged.by_rows and self.calls.law.multiplies_rows):
             scale = self.calls.pack_scale(scale)
-        bias = self.copied(staged["bias"]) if "bias" in staged else None
-        return NpuLinear(weight, scale, bias, linear.rows, linear.columns)
+        bias = self.copied(arrays["bias"]) if "bias" in arrays else None
+        return NpuLinear(weight, scale, bias, staged.rows, staged.columns)
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
@@ -128,38 +143,79 @@ def _padded(values: np.ndarray, length: int, kind: Any) -> np.ndarray:
     return padded
 
 
-def load_products(loader: Loader) -> Load[NpuLinear]:
-    """Puts the INT8 linears of a layer on the card; the host keeps the rest, and rounds what it multiplies as the card does."""
+@dataclass(frozen=True)
+class StagedLayer:
+    """A layer in pinned memory as a card takes it, and what the host keeps of it."""
+
+    pinned: Pinned
+    linears: Mapping[str, StagedLinear]
+    gains: Mapping[str, Staged] = field(default_factory=dict)
+    here: BlockWeights = field(default_factory=lambda: BlockWeights({}, {}))
+
+
+Stage = Callable[[Weights, int, Pinned], StagedLayer]
+"""Lays a layer, which is in the host's memory, out in pinned memory: (weights, index, pinned memory) -> the layer there."""
+Send = Callable[[StagedLayer, CardSlot[NpuLinear]], NpuBlock]
+"""Gives the copies of a layer into a slot to the card, behind the last use of what was there."""
+
+
+def load_through(loader: Loader, stage: Stage, send: Send) -> Load[NpuLinear]:
+    """Puts layers into slots by way of pinned memory of the slot."""
 
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
-        traffic = begin(slot)
-        linears = int8_linears(host.use(index))
-        staged = {name: loader.stage_linear(traffic.staging, name, linear) for name, linear in linears.items()}
-
-        def work() -> None:
-            slot.linears.clear()
-            for name, linear in linears.items():
-                slot.linears[name] = loader.linear(staged[name], linear)
-
-        finish(loader.runtime, traffic, work, streamed=index in host.streamed)
-        here = host.host_part(index)
-        return NpuBlock(rounded_linears(here.linears), here.gains, card=slot.linears, traffic=traffic)
+        traffic = traffic_of(slot)
+        if traffic.loaded is not None:
+            traffic.loaded()  # its pinned memory may be written to now
+        pinned = traffic.pinned = traffic.pinned or loader.pinned()
+        pinned.restart()
+        block = send(stage(host, index, pinned), slot)
+        if index not in host.streamed and traffic.loaded is not None:  # what stays needs no pinned memory
+            traffic.loaded()
+            traffic.loaded = traffic.pinned = None
+        return block
 
     return load
 
 
-def begin(slot: CardSlot[NpuLinear]) -> Traffic:
-    """The traffic of ``slot``, whose pinned arrays may be written to now."""
+def keep_pinned(loader: Loader, stage: Stage, send: Send) -> Keep[NpuLinear]:
+    """Keeps layers in pinned memory of their own."""
+
+    def keep(host: Weights, index: int) -> Bring[NpuLinear]:
+        return partial(send, stage(host, index, loader.pinned()))
+
+    return keep
+
+
+def traffic_of(slot: CardSlot[NpuLinear]) -> Traffic:
+    """That of ``slot``."""
     traffic: Traffic = slot.tensors.setdefault("traffic", Traffic())
-    if traffic.loaded is not None:
-        traffic.loaded()
     return traffic
 
 
-def finish(runtime: Runtime, traffic: Traffic, work: Any, *, streamed: bool) -> None:
-    """Give the copies of a slot to the card, behind the last use of what was there; what stays needs no pinned memory."""
-    traffic.loaded = runtime.load(work, after=traffic.used)
-    if not streamed:
-        traffic.loaded()
-        traffic.loaded = None
-        traffic.staging.clear()
+def stage_products(loader: Loader) -> Stage:
+    """Stages the INT8 linears of a layer; the host keeps the rest, and rounds what it multiplies as the card does."""
+
+    def stage(host: Weights, index: int, pinned: Pinned) -> StagedLayer:
+        linears = int8_linears(host.use(index))
+        staged = {name: loader.stage_linear(pinned, name, linear) for name, linear in linears.items()}
+        here = host.host_part(index)
+        return StagedLayer(pinned, staged, here=BlockWeights(rounded_linears(here.linears), here.gains))
+
+    return stage
+
+
+def send_products(loader: Loader) -> Send:
+    """Sends INT8 linears."""
+
+    def send(layer: StagedLayer, slot: CardSlot[NpuLinear]) -> NpuBlock:
+        traffic = traffic_of(slot)
+
+        def work() -> None:
+            slot.linears.clear()
+            for name, staged in layer.linears.items():
+                slot.linears[name] = loader.linear(staged)
+
+        traffic.loaded = loader.runtime.load(work, after=traffic.used)
+        return NpuBlock(layer.here.linears, layer.here.gains, card=slot.linears, traffic=traffic)
+
+    return send

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edge_llm.ascend.devices.card.model import HEAD_ROWS
+from edge_llm.ascend.devices.card.pinned import pinned_bytes
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.npu.calls import MASK_SIZE
 from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw
@@ -51,9 +52,10 @@ class AscendPlan:
 
     def needs(self) -> CardNeeds:
         layers = tuple(self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.decoder.layers))
+        pinned = tuple(map(pinned_bytes, layers))  # the card's allocator takes no less for any of its arrays
         if not self.alone:
-            return CardNeeds(layers, self._rows())
-        return CardNeeds(layers, self._output() + self._beside_weights(), self._output())
+            return CardNeeds(layers, self._rows(), pinned=pinned)
+        return CardNeeds(layers, self._output() + self._beside_weights(), self._output(), pinned)
 
     def key_bytes(self) -> int:
         """Of keys and values on the card."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from edge_llm.ascend.devices.card.layers import CardLayer, CardLinear, FloatLinear
-from edge_llm.ascend.devices.card.linears import Loader, NpuBlock, NpuLinear, begin, finish
-from edge_llm.ascend.devices.card_weights import CardSlot, CardWeights, Load, output_blocks
+from edge_llm.ascend.devices.card.linears import (
+    Loader,
+    NpuBlock,
+    NpuLinear,
+    Send,
+    Stage,
+    StagedLayer,
+    StagedLinear,
+    keep_pinned,
+    load_through,
+    traffic_of,
+)
+from edge_llm.ascend.devices.card.pinned import Pinned
+from edge_llm.ascend.devices.card_weights import CardSlot, CardWeights, output_blocks
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw, scales_rows
 from edge_llm.ascend.npu.runtime import run
@@ -31,36 +43,40 @@ from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 LARGEST = 65504
 """Of float16."""
 AROUND = ("reciprocal", "hot_index", "hot_weight", "offset", "turn", "row_step")
 """Arrays of a linear that are as its `CardLinear` calls them."""
 
 
-def load_whole(loader: Loader, layers: Sequence[Layer]) -> Load[NpuLinear]:
-    """Puts all of each of ``layers`` on the card."""
+def stage_whole(loader: Loader, layers: Sequence[Layer]) -> Stage:
+    """Stages all of each of ``layers``."""
 
-    def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
-        traffic = begin(slot)
+    def stage(host: Weights, index: int, pinned: Pinned) -> StagedLayer:
         block, law = expanded(host.use(index)), loader.calls.law
         inputs = {linear.name: input_of(layers[index], linear, law) for linear in layers[index].linears}
-        linears = {name: _for_card(linear, inputs[name]) for name, linear in block.linears.items()}
-        staged = {name: _stage(loader, traffic.staging, name, linear, inputs[name]) for name, linear in linears.items()}
-        gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in _gains(layers[index], block).items()}
+        linears = {name: _stage(loader, pinned, name, linear, inputs[name]) for name, linear in block.linears.items()}
+        gains = {name: loader.stage(pinned, name, gain) for name, gain in _gains(layers[index], block).items()}
+        return StagedLayer(pinned, linears, gains)
+
+    return stage
+
+
+def send_whole(loader: Loader) -> Send:
+    """Sends all of a layer."""
+
+    def send(layer: StagedLayer, slot: CardSlot[NpuLinear]) -> NpuBlock:
+        traffic = traffic_of(slot)
 
         def work() -> None:
             traffic.layer = None  # its memory is free for the next
-            made = {name: _made(loader, staged[name], linear) for name, linear in linears.items()}
-            traffic.layer = CardLayer(made, {name: loader.copied(gain) for name, gain in gains.items()})
+            made = {name: _made(loader, staged) for name, staged in layer.linears.items()}
+            traffic.layer = CardLayer(made, {name: loader.copied(gain) for name, gain in layer.gains.items()})
 
-        finish(loader.runtime, traffic, work, streamed=index in host.streamed)
+        traffic.loaded = loader.runtime.load(work, after=traffic.used)
         return NpuBlock({}, {}, traffic=traffic)
 
-    return load
+    return send
 
 
 @dataclass(frozen=True)
@@ -97,18 +113,17 @@ def _for_card(linear: Weight, given: Input) -> Weight:
     return replace(linear, row_scales=False).clipped
 
 
-def _stage(
-    loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight, given: Input
-) -> dict[str, Tensor]:
+def _stage(loader: Loader, pinned: Pinned, name: str, weight: Weight, given: Input) -> StagedLinear:
     """The arrays of a linear in pinned memory."""
+    linear = _for_card(weight, given)
     if isinstance(linear, Float16Weight):
         arrays = {"weight": linear.weight} | ({} if linear.bias is None else {"bias": linear.bias.astype(np.float16)})
-        return {kind: loader.stage(staging, f"{name}.{kind}", array) for kind, array in arrays.items()}
+        staged = {kind: loader.stage(pinned, f"{name}.{kind}", array) for kind, array in arrays.items()}
+        return StagedLinear(staged, linear.rows, linear.columns, by_rows=False)
     if not isinstance(linear, Int8Weight):
         raise DeviceError(f"the card placement has no linears of the scheme of `{name}`; use --placement split")
     linear, around = around_product(linear, given, loader.calls)
-    beside = {kind: loader.stage(staging, f"{name}.{kind}", array) for kind, array in around.items()}
-    return {**loader.stage_linear(staging, name, linear), **beside}
+    return loader.stage_linear(pinned, name, linear, around)
 
 
 def around_product(linear: Int8Weight, given: Input, calls: Calls) -> tuple[Int8Weight, dict[str, np.ndarray]]:
@@ -151,20 +166,20 @@ def hot_arrays(linear: Int8Weight, law: ChipLaw) -> dict[str, np.ndarray]:
     return {"hot_index": np.pad(linear.hot_index, (0, missing), mode="edge"), "hot_weight": weight}
 
 
-def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardLinear | FloatLinear:
+def _made(loader: Loader, staged: StagedLinear) -> CardLinear | FloatLinear:
     """The linear on the card; inside of work."""
-    if isinstance(linear, Int8Weight):
-        return _made_int8(loader, staged, linear)
-    bias = loader.copied(staged["bias"]) if "bias" in staged else None
-    return FloatLinear(loader.calls.to_multiply(loader.copied(staged["weight"])), bias)
+    if "scale" in staged.arrays:
+        return _made_int8(loader, staged)
+    bias = loader.copied(staged.arrays["bias"]) if "bias" in staged.arrays else None
+    return FloatLinear(loader.calls.to_multiply(loader.copied(staged.arrays["weight"])), bias)
 
 
-def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
-    calls = loader.calls
-    others = {name: loader.copied(staged[name]) for name in AROUND if name in staged}
+def _made_int8(loader: Loader, staged: StagedLinear) -> CardLinear:
+    calls, arrays = loader.calls, staged.arrays
+    others = {name: loader.copied(arrays[name]) for name in AROUND if name in arrays}
     others |= {name: calls.to_multiply(others[name]) for name in ("hot_weight", "turn") if name in others}
-    others |= {"bias": loader.copied(staged["row_bias"])} if "row_bias" in staged else {}
-    return CardLinear(loader.linear(staged, linear), by_rows=linear.row_scales, **others)
+    others |= {"bias": loader.copied(arrays["row_bias"])} if "row_bias" in arrays else {}
+    return CardLinear(loader.linear(staged), by_rows=staged.by_rows, **others)
 
 
 def reciprocal(linear: Int8Weight, kind: Any = np.float32) -> np.ndarray:
@@ -192,10 +207,11 @@ class WholeWeights(CardWeights[NpuLinear]):
 
     def __init__(self, host: Weights, loader: Loader, decoder: Decoder) -> None:
         self.output = _output_matrix(loader, decoder, output_blocks(host, decoder))
-        norm = loader.stage({}, "final_norm", host.head.gains["final_norm"])
+        norm = loader.stage(loader.pinned(), "final_norm", host.head.gains["final_norm"])
         self.gains = {"final_norm": run(loader.runtime, lambda: loader.copied(norm))}
         host.forget_tables()
-        super().__init__(host, load_whole(loader, decoder.layers), len(decoder.layers))
+        stage, send = stage_whole(loader, decoder.layers), send_whole(loader)
+        super().__init__(host, load_through(loader, stage, send), len(decoder.layers), keep_pinned(loader, stage, send))
 
 
 def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice, Int8Weight]]) -> CardLinear:
@@ -226,5 +242,7 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
         arrays |= hot_arrays(whole, law)
     if "row_bias" in arrays:
         arrays["row_bias"] = arrays["row_bias"][: whole.rows]
-    pinned = {name: loader.stage({}, f"output.{name}", array) for name, array in arrays.items()}
-    return run(loader.runtime, lambda: _made_int8(loader, pinned, whole))
+    pinned = loader.pinned()
+    held = {name: loader.stage(pinned, f"output.{name}", array) for name, array in arrays.items()}
+    staged = StagedLinear(held, whole.rows, whole.columns, whole.row_scales)
+    return run(loader.runtime, lambda: _made_int8(loader, staged))
