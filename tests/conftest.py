@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -88,7 +89,14 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a thorough run has, and take fewer examples of hypothesis."""
+    """Leave out what only a thorough run has, and take fewer examples of hypothesis.
+
+    Processes of xdist begin with files that take long, so that they end together.
+    """
+    if hasattr(config, "workerinput"):
+        sizes = Counter(item.path for item in items)
+        are_long = {item.path for item in items if any("file" in marker.kwargs for marker in item.iter_markers("thorough"))}
+        items.sort(key=lambda item: (item.path not in are_long, -sizes[item.path]))
     if config.option.thorough:
         return
     left_out = _left_out(items)

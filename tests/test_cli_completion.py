@@ -70,10 +70,11 @@ def test_names_of_models(verb):
     brought = [name.replace(":", "-") for name in short_names()] if verb in ("run", "chat", "serve") else []
     wanted = ["qwen-small", *(name for name in brought if name.startswith("qw"))]
     assert completed(f"edge-llm {verb} qw") == [f"plain,{name}" for name in wanted]
-    words = [f"plain,{word}" for word in ("experts", "lanes", "load", "sampling", "simulate", "speculation")]
+    words = [f"plain,{word}" for word in ("experts", "lanes", "load", "neurons", "sampling", "simulate", "speculation")]
     assert [line for line in completed(f"edge-llm {verb} ") if line not in words] == ["plain,builtin", "plain,qwen-small"]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("verb", ["import", "pull", "run"])
 def test_every_short_name_is_completed_and_understood(verb):
     for letter in {name[0] for name in short_names()}:

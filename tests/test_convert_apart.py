@@ -63,6 +63,7 @@ def test_a_model_arrives(tiny_model):
     assert fetching.name in [row.name for row in LocalCatalogue(RuntimeConfig()).rows()]
 
 
+@pytest.mark.thorough
 def test_a_download_tells_its_bytes_its_rate_and_what_is_left_in_all(tiny_model, tmp_path, monkeypatch):
     with serving(hub_of(tiny_model("qwen3", **LARGE), "Qwen/Qwen3-0.6B", pace=0.02)) as hub:
         for name, value in environment(tmp_path, hub.endpoint, HF_HUB_OFFLINE="0").items():

@@ -79,6 +79,7 @@ def test_every_face_says_the_same(bundle, weights, capsys):
     )  # fmt: skip
 
 
+@pytest.mark.thorough(keep=1)
 def test_one_model_has_one_size(bundle, capsys):
     """`list`, `show`, `plan`, `bench`, F4 and the welcome of the chat say the weights' size in the same words."""
     for name, nbytes in (("mine", bundle.size), ("builtin", open_bundle(builtin_bundle()).size)):

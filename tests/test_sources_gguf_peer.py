@@ -203,7 +203,7 @@ def test_a_trained_file_in_its_blocks_says_llama_cpps_greedy_tokens(name, prompt
     assert all(answer.is_decided for answer in answers), [str(answer) for answer in answers]
 
 
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_a_trained_file_imports_answers_and_is_its_folder(smollm2, tmp_path, edge_llm_home):
     LlamaFile(smollm2).write(tmp_path / "hf")
     import_model(smollm2, "smol", weights=LayerBits(INT8))
