@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from model_files import VOCAB_SIZE, tiny_config, write_model
 from relu_models import KINDS, relu_folder
+from safetensors.numpy import load_file
 from serving import client_of, hosted
 
 from edge_llm import kernels
@@ -17,6 +18,7 @@ from edge_llm.config import NEURONS, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import CorruptBundle, DeviceError, StorageError, UsageError
+from edge_llm.export.compressed import export_compressed
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.opening.load import load_engine
 from edge_llm.opening.runner import load_runner
@@ -176,6 +178,21 @@ def test_faces_say_how_it_goes(opt, capsys, monkeypatch):
     with client_of(hosted(engine=engine)) as client:
         client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4, "ignore_eos": True})
         assert "edge_llm_neuron_hit_rate" in client.get("/metrics").text
+
+
+def test_columns_are_exported_as_the_int8_rows_that_they_are(bundle, tmp_path):
+    if bundle.config.family != "llama":
+        pytest.skip("checkpoints of OPT are not written")
+    export_compressed(bundle, tmp_path / "out")
+    written, name = {}, "model.layers.0.mlp.down_proj"
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        written |= load_file(path)
+    runner = runner_of(bundle, least_memory(bundle))
+    weights = runner.model.weights.use(0).linears["down"]
+    assert np.array_equal(written[f"{name}.weight"], weights.integers)
+    assert np.array_equal(written[f"{name}.weight_scale"][:, 0], weights.weight_scale)
+    columns = bundle.read("layers.0.down.columns")
+    assert np.array_equal(weights.integers[:, 1499], columns[71, (1499 - 71 * 21) * 192 :][:192])
 
 
 def test_what_cannot_be_is_refused_in_a_line(opt, tmp_path):

@@ -20,6 +20,7 @@ from edge_llm.schemes.blocks import BlocksWeight
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Weight
 from edge_llm.schemes.joint import has_codes, schemes_in
+from edge_llm.schemes.neurons import NeuronWeight
 
 LOSSES = {
     "turned": "turn what they read before they round it, which the format does not: their weights are turned back and rounded "
@@ -58,6 +59,10 @@ def made_of(linear: Linear, weight: Weight, facts: Facts, wanted: str | None = N
     if isinstance(weight, BlocksWeight):
         form, more = _rounded(_of_blocks(weight), linear, wanted or INT8)
         return Made(form, weight.bias, ("blocks", *more))
+    if isinstance(weight, NeuronWeight):
+        whole_form = Integers(weight.integers, weight.weight_scale)
+        form, more = (whole_form, ()) if wanted != W4 else _rounded(whole_form.floats, linear, W4)
+        return Made(form, weight.bias, more)
     assert isinstance(weight, Int8Weight | CodedProduct), "these are all schemes"
     whole = weight.expanded(ThreadPool(1)) if isinstance(weight, CodedProduct) else weight
     bias = _float_bias(whole)

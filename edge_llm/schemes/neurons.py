@@ -119,6 +119,15 @@ class NeuronWeight:
         return self.held.nbytes + self.weight_scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     @property
+    def integers(self) -> np.ndarray:
+        """All of its columns: int8 [N, K]."""
+        rows = np.empty((-(-self.columns // self.run), self.run, self.rows), np.int8)
+        for found in self.held.take(np.arange(len(rows)), 0):
+            for run, place in zip(found.runs.tolist(), found.places.tolist(), strict=True):
+                rows[run] = found.held[place : place + rows[run].size].reshape(self.run, self.rows)
+        return np.ascontiguousarray(rows.reshape(-1, self.rows)[: self.columns].T)
+
+    @property
     def in_experts(self) -> None:
         return None
 
