@@ -289,3 +289,5 @@ def test_what_does_not_add_adapters(folder: Path, bundle: Bundle, capsys: pytest
         assert "built-in model takes no adapters" in str(refusal(builtin, *texts))
     assert cli(["serve", "--lora", texts[0]]) == 2
     assert "give MODEL" in capsys.readouterr().err
+    assert cli(["serve", "builtin", "--port", "0", "--lora", texts[0]]) == 1
+    assert "takes no adapters" in (said := capsys.readouterr().err) and "Serving" not in said

@@ -102,8 +102,8 @@ def test_models_of_a_server_of_many_are_listed_and_unloaded_by_name(call, tmp_pa
         assert all(one["memory_bytes"] > 8 << 20 for one in row["models"])
         lines = [line.split() for line in call("ps")[1].splitlines()]
         assert lines[1][:5] == ["(every", "model)", str(process.pid), url, "ready"]
-        assert [(line[0], line[1], line[3], line[4]) for line in lines[2:]] == [
-            ("mine", "loaded", "MiB", "stays"), ("other", "loaded", "MiB", "until"),
+        assert [(*line[:4], *line[5:7]) for line in lines[2:]] == [
+            ("mine", "loaded", "up", "to", "MiB", "stays"), ("other", "loaded", "up", "to", "MiB", "until"),
         ]  # fmt: skip
         code, _, err = call("stop", "builtin")
         assert (code, err.endswith(f"`(every model)` at port {port}, and the loaded models `mine`, `other`\n")) == (1, True)

@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -20,6 +21,7 @@ from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.trial import held_out_texts
+from edge_llm.engine.ranking_texts import ranking_prompts
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, DeviceError, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -315,6 +317,15 @@ def test_documents_are_ordered_by_their_cosines(http, engine):
     query = engine.embed([engine.text_tokens("the cat", "query")])[0]
     scores = engine.embed([engine.text_tokens(text) for text in TEXTS]) @ query
     assert [one["index"] for one in found] == np.argsort(-scores).tolist()
+
+
+def test_texts_to_order_without_a_word_are_named(http, engine):
+    error = refused(http, "/v1/rerank", query="x", documents=["y", " "])
+    assert (error["param"], error["message"]) == ("documents", "documents is empty; give at least one character")
+    plain = SimpleNamespace(tokenizer=engine.tokenizer, reading=None, is_encoder=True, runner=engine.runner)  # without a prompt
+    with pytest.raises(UsageError, match="query is empty") as caught:
+        ranking_prompts(plain, "   ", ["x"])
+    assert caught.value.param == "query"
 
 
 def test_a_chat_is_refused(http):

@@ -339,6 +339,16 @@ def test_imported_models_are_a_shelf():
     assert "`edge-llm import SOURCE`" in str(shelf.unknown("zzz"))
 
 
+def test_properties_of_no_model_load_none(shelf):
+    """llama.cpp | /props | of a server of every model, without `?model=`: its role, and no model is loaded for it."""
+    with client_of(pool_of(shelf)) as client:
+        assert said(client, "a") and shelf.loads == ["a"]
+        found = client.get("/props").json()
+        assert (found["role"], found["default_generation_settings"]) == ("router", {"params": {}, "n_ctx": 0})
+        assert client.get("/props?model=b").json()["model"] == "b"
+        assert shelf.loads == ["a", "b"]
+
+
 def test_serve_without_a_model_serves_all_of_them():
     bundle_path("mine").parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(builtin_bundle(), bundle_path("mine"))

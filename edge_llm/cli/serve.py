@@ -102,7 +102,7 @@ def serve_command(
         given = {"--keep-alive": keep_alive is not None, "--models-memory": models_memory is not None}
         _say_unused(given, "the model that is named is loaded at once, and stays")
         model = model_here(model, runtime, yes=yes, store=not no_store)
-        names, pool, load = _one_model(partial(opener, runtime), model, aliases, runtime.lora, strict_models, journal)
+        names, pool, load = _one_model(opener, runtime, model, aliases, strict_models, journal)
     listener = listen(chosen)
     place = listener.getsockname()
     with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain, own), contextlib.closing(journal):
@@ -120,24 +120,27 @@ def serve_command(
 
 def _one_model(
     opener: Callable[..., Any],
+    runtime: RuntimeConfig,
     model: str | None,
     aliases: Sequence[str],
-    lora: Sequence[str],
     strict: bool,
     journal: Callable[[str], None],
 ) -> tuple[list[str], ModelPool, LoadModel | None]:
-    """Names, pool and loader of ``model`` and its adapters."""
+    """Names, pool and loader of ``model`` and its adapters, which are refused here where they do not go with it."""
     from edge_llm.opening.adapters import check_names, named_wish
+    from edge_llm.opening.load import plan_of
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.server.host import ModelHost
     from edge_llm.server.pool import ModelPool
 
     folder = find_bundle(model)
     names = [BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name, *aliases]
-    adapters = [named_wish(text)[0] for text in lora]
+    adapters = [named_wish(text)[0] for text in runtime.lora]
     check_names(adapters, names)
+    if adapters:
+        plan_of(model, runtime)
     host = ModelHost(names, beside=[ModelHost([name]) for name in adapters])
-    return names, ModelPool(host, strict=strict, journal=journal), partial(opener, model)
+    return names, ModelPool(host, strict=strict, journal=journal), partial(opener, runtime, model)
 
 
 def _every_model(

@@ -25,7 +25,10 @@ SAY_SECONDS = 1.0
 @click.command("ps")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def ps_command(as_json: bool) -> None:
-    """List the servers (`edge-llm serve`) that run for this user, and below one of every model those that are loaded."""
+    """List the servers (`edge-llm serve`) that run for this user, and below one of every model those that are loaded.
+
+    The memory of a server is what its process has resident now; that of a loaded model is the most that its plan allows it.
+    """
     servers = running()
     rows = [_row(server) for server in servers]
     if as_json:
@@ -46,7 +49,7 @@ def _cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for model in row.get("models", ()):
         until = model["until"]
         stays = "stays" if until is None else f"until {time.strftime('%H:%M:%S', time.localtime(until))}"
-        lines.append((f"  {shown(model['name'])}", "", "", shown(model["state"]), _mebibytes(model["memory_bytes"]), stays))
+        lines.append((f"  {shown(model['name'])}", "", "", shown(model["state"]), _most(model["memory_bytes"]), stays))
     return lines
 
 
@@ -64,6 +67,10 @@ def _table(lines: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _mebibytes(count: int | None) -> str:
     return "-" if count is None else f"{count / 2**20:.0f} MiB"
+
+
+def _most(count: int | None) -> str:
+    return "-" if count is None else f"up to {_mebibytes(count)}"
 
 
 @click.command("stop")

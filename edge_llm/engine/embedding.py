@@ -22,9 +22,10 @@ from edge_llm.text.tokenizer import Tokenizer
 
 
 def text_tokens(
-    tokenizer: Tokenizer, reading: Reading | None, text: str, prompt: str | None, most: int, *, truncate: bool
+    tokenizer: Tokenizer, reading: Reading | None, text: str, prompt: str | None, most: int, *, truncate: bool,
+    named: str = "input",
 ) -> list[int]:
-    """`edge_llm.engine.engine.Engine.text_tokens` for texts of at most ``most`` tokens."""
+    """`edge_llm.engine.engine.Engine.text_tokens` for texts of at most ``most`` tokens; a request calls them ``named``."""
     before = _prompt(reading or Reading(), prompt)
     begin, end = tokenizer.begun if reading is None else tokenizer.frame
     beside = len(begin) + len(end)
@@ -34,7 +35,7 @@ def text_tokens(
     except ContextOverflow as error:
         raise ContextOverflow(error.prompt_tokens + beside, most, at_least=error.at_least) from None
     if not ids:
-        raise UsageError("input is empty; give at least one character", param="input")
+        raise UsageError(f"{named} is empty; give at least one character", param=named)
     return [*begin, *ids[:room], *end]
 
 

@@ -46,15 +46,16 @@ def ranking_prompts(
         pairs = _pairs(model.tokenizer, query, documents, model.runner.context, truncate)
         prompts, second_starts = [tokens for tokens, _ in pairs], [start for _, start in pairs]
         return RankingPrompts(way, prompts, second_starts, (model.reading or Reading()).score == SIGMOID)
-    texts = [("query", query), *(("document", document) for document in documents)]
-    return RankingPrompts(way, [_of_kind(model, kind, text, truncate) for kind, text in texts], (), sigmoid=False)
+    kinds = {"query": "query", "documents": "document"}
+    prompts = [_of_kind(model, kinds[name], text, truncate, name) for name, _, text in named]
+    return RankingPrompts(way, prompts, (), sigmoid=False)
 
 
-def _of_kind(model: RankingModel, kind: str, text: str, truncate: bool) -> list[int]:
+def _of_kind(model: RankingModel, kind: str, text: str, truncate: bool, named: str) -> list[int]:
     """The tokens of a query or a document, behind the model's prompt of that name where it has one."""
-    known = model.reading is not None and model.reading.prompt(kind) is not None
+    prompt = kind if model.reading is not None and model.reading.prompt(kind) is not None else None
     return text_tokens(
-        model.tokenizer, model.reading, text, kind if known else None, model.runner.context, truncate=truncate
+        model.tokenizer, model.reading, text, prompt, model.runner.context, truncate=truncate, named=named
     )
 
 

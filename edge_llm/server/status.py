@@ -73,8 +73,14 @@ def _expert_gauges(host: ModelHost) -> dict[str, float]:
 
 
 async def props(request: Request) -> JSONResponse:
-    """How answers are sampled where a request says nothing, the model's chat template, and what one request may ask for."""
-    host = await lend(request, request.query_params.get("model"))
+    """How answers are sampled where a request says nothing, the model's chat template, and what one request may ask for.
+
+    A server of every model tells this of the one that `?model=` names; without it, it says what it is, and loads none.
+    """
+    named = request.query_params.get("model")
+    if pool_of(request).one is None and named is None:
+        return JSONResponse(_ROUTER)
+    host = await lend(request, named)
     engine = host.engine
     own = {name: value for name, value in asdict(engine.served).items() if value is not None}
     params = generation_settings(engine.served, ()) | own | {"stop_tokens": sorted(engine.served.stop_tokens)}
@@ -101,6 +107,13 @@ async def props(request: Request) -> JSONResponse:
             "build_info": f"edge-llm {edge_llm.__version__}",
         }
     )
+
+
+_ROUTER = {
+    "role": "router", "max_instances": 0, "models_autoload": True, "model_alias": "edge-llm", "model_path": "none",
+    "default_generation_settings": {"params": {}, "n_ctx": 0}, "build_info": f"edge-llm {edge_llm.__version__}",
+}  # fmt: skip
+"""As llama.cpp's server says it where it serves many models, as many at a time as fit."""
 
 
 def limits_table(context: int) -> dict[str, float]:
