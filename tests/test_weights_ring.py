@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from threading import Semaphore, Thread
 
 import pytest
@@ -217,6 +218,34 @@ def test_three_threads_request_wait_and_use() -> None:
     for lane in lanes:
         lane.join(30)
     assert found == [content(key) for key in keys]
+
+
+def test_two_threads_may_request_at_once() -> None:
+    """What one makes room with is not taken by the other."""
+    ring = Disk(2).ring
+    wrong: list[BaseException] = []
+
+    def request(keys: list[int]) -> None:
+        try:
+            for key in keys:
+                ring.request(key)
+        except LookupError as error:
+            wrong.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        lanes = [Thread(target=request, args=([*KEYS[::step]] * 500,), daemon=True) for step in (1, -1)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join(30)
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == []
+    for key in ring.store.held:
+        ring.wait(key)
+        assert ring.use(key) == content(key)
 
 
 def test_what_is_lent_is_empty_until_it_is_given_back() -> None:
