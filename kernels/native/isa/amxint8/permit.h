@@ -6,6 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "isa/amxint8/trial.h"
+
 namespace edge {
 namespace EDGE_VARIANT {
 
@@ -15,7 +17,7 @@ namespace EDGE_VARIANT {
 static const char* ask_for_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return nullptr;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return tiles_that_are_wrong();
   return errno == ENOSPC ? "the system refuses tiles: a thread's alternate signal stack is too small for them" : "the system refuses tiles";
 #else
   return "this system does not give tiles";
