@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from families import MIXTURES, TOKENS, assert_described, assert_float_path, fami
 from gguf_families import family_gguf, family_pairs, family_tensors
 from gguf_files import gguf_bytes, tokenizer_pairs
 from safetensors.numpy import load_file, save_file
+from test_devices_card import EXACT
 
 from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.config import RuntimeConfig
@@ -18,7 +18,7 @@ from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
 from edge_llm.devices.base import WatchedOp
-from edge_llm.errors import DeviceError, NumericError, UnsupportedModel
+from edge_llm.errors import NumericError, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, group_units
 from edge_llm.kernels.blocks import KINDS
@@ -26,7 +26,7 @@ from edge_llm.models import describe
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import check_tensors
-from edge_llm.opening.machine import AutoDevice, this_machine
+from edge_llm.opening.machine import this_machine
 from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import load_runner
 from edge_llm.operations.base import NUMPY, Gain
@@ -127,20 +127,48 @@ def test_other_weights_are_near_float_and_the_same_every_way(family, how, tmp_pa
 
 
 @only(["olmoe"])
-def test_a_card_and_an_export_for_one_refuse_it(bundle, tmp_path):
-    with pytest.raises(DeviceError, match="cannot do a mixture of experts.*--device host"):
-        logits(bundle, device="emulated:310p")
+def test_an_export_for_a_card_refuses_it(bundle, tmp_path):
     with pytest.raises(UnsupportedModel, match="has a mixture of experts in its layers"):
         export_onnx(bundle, tmp_path / "out", (16,))
 
 
+@only(["olmoe", "glm4_moe", "gpt_oss"])
+@pytest.mark.parametrize("memory", [None, "70%"])
+def test_beside_a_card_the_host_does_the_experts_with_the_bits_of_the_host_alone(bundle, memory):
+    """A chip whose products are exact; attention and shared experts are its own, and experts may come from flash."""
+    static = {"activations": "static", "chunk": 16}
+    runner = load_runner(bundle, RuntimeConfig(device=EXACT["310p"], memory=memory, threads=2, context=128, **static), 100)[0]
+    site = runner.site
+    assert (site.placement, site.placement_reason) == (
+        "split,host", "the host does a mixture of experts, and steps as a whole, beside the card"
+    )  # fmt: skip
+    on_card = {name for layer in range(len(bundle.decoder.layers)) for name in runner.model.weights.use(layer).card}
+    assert {"qkv", "o"} <= on_card and not any(name.startswith("experts.") for name in on_card)
+    assert (runner.model.weights.experts is not None) == (memory is not None)
+    on_host = load_runner(bundle, RuntimeConfig(threads=2, context=128, **static), 100)[0]
+    assert np.array_equal(answered(runner), answered(on_host))
+
+
 @only(["olmoe"])
-def test_beside_a_card_the_host_runs_it_where_nobody_asked_for_the_card(bundle):
-    machine = replace(this_machine(), auto=AutoDevice("emulated:310p", "a card is here"))
-    plan = resolve(RuntimeConfig(context=128), machine, bundle)
-    cannot = "the device `emulated:310p` cannot do a mixture of experts, which this model has in its layers"
-    assert plan.site.device == "host"
-    assert plan.notices == (f"--device auto uses the host: the device `emulated:310p` refuses: {cannot}",)
+def test_a_card_with_its_own_operators_gives_the_bits_of_the_emulated_chip(bundle, monkeypatch):
+    monkeypatch.setenv("EDGE_LLM_NPU_OPS", "emulated")
+    same = {"threads": 2, "context": 128, "chunk": 16}
+    found = [answered(load_runner(bundle, RuntimeConfig(device=one, **same), 100)[0]) for one in ("ascend", "emulated:310p")]
+    assert np.array_equal(*found)
+
+
+@only(["olmoe"])
+@pytest.mark.parametrize("placement", ["card", "split"])
+def test_a_placement_with_experts_on_the_card_is_refused_with_the_reason(bundle, placement):
+    with pytest.raises(UsageError, match=f"--placement `{placement}`: the host does a mixture of experts.*does: split,host"):
+        resolve(RuntimeConfig(device="emulated:310p", placement=placement, context=128), this_machine(), bundle)
+
+
+def answered(runner):
+    """Logits of a prompt and of three steps."""
+    sequence = runner.open()
+    prompt = runner.forward(sequence, TOKENS[:40], wanted=40)
+    return np.concatenate([prompt, *(runner.forward(sequence, [token]) for token in TOKENS[40:43])])
 
 
 @only(["olmoe"])

@@ -5,7 +5,7 @@ A law's times are estimates until a self-test of such a chip has measured them o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from edge_llm.ascend.devices.card_cost import card_costs, layer_seconds, step_seconds
@@ -21,6 +21,7 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.kernels import ThreadPool
 from edge_llm.kernels.roofs import read_bandwidth
 from edge_llm.models.layer import Decoder
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes import int8, linear_tensors, scheme_of
 from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.weights.speeds import Rates
@@ -78,10 +79,10 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
         operations = chunk * costs.operations / seconds[chunk]
         return Rates(here.disk, costs.weight_bytes / seconds[1], operations, law.copy_rate)
     token, rows = (_card_seconds(bundle.decoder, law, route, count) for count in (1, chunk))
-    beside = {name: one for name, one in bundle.decoder.linears().items() if not is_multiplied_as_int8(one.scheme)}
-    names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
-    beside_bytes = sum(bundle.tensors[name].nbytes for name in names)
-    beside_seconds = 1e-6 * sum(scheme_of(one).cost(one) for one in beside.values()) / device.cpu_threads
+    beside = list(_beside(bundle.decoder))
+    names = [(f"{name}.{tensor}", share) for name, one, share in beside for tensor, _, _ in linear_tensors(one, 0)]
+    beside_bytes = sum(share * bundle.tensors[name].nbytes for name, share in names)
+    beside_seconds = 1e-6 * sum(share * scheme_of(one).cost(one) for _, one, share in beside) / device.cpu_threads
     on_card = costs.weight_bytes / (token + (costs.logit_operations / 2 + beside_bytes) / here.memory)
     return Rates(
         disk=here.disk,
@@ -89,6 +90,17 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
         operations=chunk * costs.operations / (rows + chunk * beside_seconds),
         copies=law.copy_rate,
     )
+
+
+def _beside(decoder: Decoder) -> Iterator[tuple[str, Linear, float]]:
+    """The linears that the CPU multiplies beside a chip: names, and of how much of each a row takes part."""
+    for index, layer in enumerate(decoder.layers):
+        for operation in layer.operations:
+            for one in layer.linears_of(operation):
+                if one not in layer.for_cards or not is_multiplied_as_int8(one.scheme):
+                    yield f"layers.{index}.{one.name}", one, operation.share
+    if not is_multiplied_as_int8(decoder.output.scheme):
+        yield "output", decoder.output, 1.0
 
 
 def _alone_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int) -> float:
@@ -100,5 +112,5 @@ def _alone_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int
 
 def _card_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int) -> float:
     """Of the chip's products of all layers for ``rows`` rows."""
-    on_card = ((one for one in layer.linears if is_multiplied_as_int8(one.scheme)) for layer in decoder.layers)
+    on_card = ((one for one in layer.for_cards if is_multiplied_as_int8(one.scheme)) for layer in decoder.layers)
     return sum(sum(card_costs(law, route, linears, (rows,)).values()) for linears in on_card)

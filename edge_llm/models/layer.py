@@ -103,6 +103,11 @@ class Decoder:
         return behind or apart or next(of_layers, "")
 
     @property
+    def beside_cards(self) -> str:
+        """What of it the host does beside a card, as messages call it; empty: nothing."""
+        return next((one.BESIDE_CARDS for layer in self.layers for one in layer.operations if one.BESIDE_CARDS), "")
+
+    @property
     def head_turns(self) -> HeadTurns:
         """Those that all attentions share."""
         return HeadTurns(self.attentions[0].turn, self.attentions[0].value_turn) if self.attentions else HeadTurns()

@@ -271,6 +271,8 @@ class Operation(Runnable):
     """The fields that import chooses; a family's description leaves them at their defaults."""
     HOST_ALONE: ClassVar[str] = ""
     """What messages call it where no card can do it; empty: cards do it as well."""
+    BESIDE_CARDS: ClassVar[str] = ""
+    """What messages call it where the host does it beside a card that does the rest of its layer; empty: it does not."""
     reads: str
 
     # what it reads and writes

@@ -38,13 +38,18 @@ _PRODUCTS, _ACTIVATED = "expert_products", "expert_activated"
 """Buffers inside an expert."""
 
 
+def is_of_expert(name: str) -> bool:
+    """Whether the linear ``name`` of a layer is one of an expert."""
+    return name.startswith(f"{NAME}.")
+
+
 @dataclass(frozen=True)
 class Experts(Operation):
     """``writes = sum of weight * down(activation(gate(reads)) * up(reads)) of the chosen experts (+ adds)``."""
 
     KIND: ClassVar[str] = "experts"
     CHOSEN: ClassVar[tuple[str, ...]] = ("schemes", "turns")
-    HOST_ALONE: ClassVar[str] = "a mixture of experts"
+    BESIDE_CARDS: ClassVar[str] = "a mixture of experts"
 
     columns: int
     """Channels of what it reads, and of what it writes."""

@@ -52,6 +52,11 @@ class Layer:
         return tuple(linear for operation in self.operations for linear in self.linears_of(operation))
 
     @cached_property
+    def for_cards(self) -> tuple[Linear, ...]:
+        """Those of operations that a card does, in order."""
+        return tuple(linear for one in self.operations if not one.BESIDE_CARDS for linear in self.linears_of(one))
+
+    @cached_property
     def gains(self) -> tuple[Gain, ...]:
         """The vectors of its norms in order."""
         return tuple(gain for operation in self.operations for gain in operation.gains)

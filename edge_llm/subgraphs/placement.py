@@ -62,7 +62,8 @@ def split(layer: Layer) -> tuple[Part, ...]:
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in layer.linears_of(operation) if not _CUT.whole(linear)}
+        multiplied = [one for one in layer.linears_of(operation) if one in layer.for_cards and not _CUT.whole(one)]
+        cut = {linear: linear.cut(norm_of(layer, linear)) for linear in multiplied}
         for linear, pieces in cut.items():
             parts += [_cpu_part([*ops, pieces.quantize], parts), *_product(linear.name, pieces)]
             ops = [pieces.merge]
@@ -151,6 +152,14 @@ class Choice(NamedTuple):
 
     placement: Placement
     reason: str
+
+
+def unfit_beside_cards(decoder: Decoder | None) -> dict[str, str]:
+    """The placements that cannot be for ``decoder`` on any card, each with the reason."""
+    if decoder is None or not decoder.beside_cards:
+        return {}
+    reason = f"the host does {decoder.beside_cards}, and steps as a whole, beside the card"
+    return {name: reason for name, one in PLACEMENTS.items() if one.decode is not HOST}
 
 
 def choose_placement(name: str, able: Sequence[str], who: str, unfit: Mapping[str, str] | None = None) -> Choice:
@@ -295,4 +304,4 @@ def _cpu_part(ops: Sequence[Op], before: Sequence[Part]) -> Part:
 
 
 def _name_of(op: Op) -> str:
-    return op.linear.name if op.of.linears else op.of.writes
+    return op.linear.name if len(op.of.linears) == 1 else op.of.writes

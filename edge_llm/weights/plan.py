@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edge_llm.config import NEURONS
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.layout import BlockRange, TensorRange
+from edge_llm.formats.layout import BlockRange, TensorRange, unit_of
 from edge_llm.operations.early_router import mixture_of
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
@@ -153,7 +153,8 @@ def _neuron_sizes(bundle: Bundle) -> NeuronSizes | None:
 
 def _block_size(block: BlockRange) -> BlockSize:
     scales = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".scale"))
-    matrices = sum(tensor.nbytes for tensor in block.tensors if holds_integers(tensor.name))
+    own = (tensor for tensor in block.tensors if unit_of(tensor.name) == block.name)  # experts are the host's
+    matrices = sum(tensor.nbytes for tensor in own if holds_integers(tensor.name))
     return BlockSize(block.nbytes, block.nbytes + scales, block.nbytes + scales - matrices)
 
 

@@ -157,4 +157,4 @@ class CardPlan:
 
 
 def _products(layer: Layer) -> list[Linear]:
-    return [linear for linear in layer.linears if is_multiplied_as_int8(linear.scheme)]
+    return [linear for linear in layer.for_cards if is_multiplied_as_int8(linear.scheme)]

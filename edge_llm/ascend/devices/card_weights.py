@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from edge_llm.models.layer import Decoder
+from edge_llm.operations.experts import is_of_expert
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
 from edge_llm.schemes.tables import Table, expanded_runs
-from edge_llm.weights.base import SLOTS, Weights
+from edge_llm.weights.base import SLOTS, FlashCounts, Weights
 from edge_llm.weights.ring import Ring
 from edge_llm.weights.rooms import Buffers
 
@@ -82,12 +83,13 @@ def keep_products(card: Card[CardLinearT]) -> Keep[CardLinearT]:
 
 
 def _put(
-    card: Card[CardLinearT], linears: Mapping[str, Int8Weight], here: BlockWeights, slot: CardSlot[CardLinearT]
+    card: Card[CardLinearT], int8: Mapping[str, Int8Weight], here: BlockWeights, slot: CardSlot[CardLinearT]
 ) -> CardBlock[CardLinearT]:
-    for name, linear in linears.items():
+    for name, linear in int8.items():
         before = slot.linears.pop(name, None)  # gone if its copy fails
         slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
-    return CardBlock(rounded_linears(here.linears) if card.rounds else here.linears, here.gains, card=slot.linears)
+    linears = rounded_linears(here.linears) if card.rounds else here.linears
+    return CardBlock(linears, here.gains, experts=here.experts, card=slot.linears)
 
 
 def own(block: BlockWeights) -> BlockWeights:
@@ -97,12 +99,15 @@ def own(block: BlockWeights) -> BlockWeights:
 
 def int8_linears(block: BlockWeights) -> dict[str, Int8Weight]:
     """Those that a card multiplies; codes are expanded."""
-    return {name: linear for name, linear in expanded(block).linears.items() if isinstance(linear, Int8Weight)}
+    linears = {name: linear for name, linear in block.linears.items() if not is_of_expert(name)}
+    found = expanded(replace(block, linears=linears)).linears
+    return {name: linear for name, linear in found.items() if isinstance(linear, Int8Weight)}
 
 
 def rounded_linears(linears: Mapping[str, Weight]) -> dict[str, Weight]:
     """``linears`` for a host beside a card that rounds: those that it has multiply as it does."""
-    return {name: linear.rounded if isinstance(linear, Int8Product) else linear for name, linear in linears.items()}
+    rounded = {name: one.rounded for name, one in linears.items() if isinstance(one, Int8Product) and not is_of_expert(name)}
+    return {**linears, **rounded}
 
 
 def output_blocks(host: Weights, decoder: Decoder) -> Iterator[tuple[slice, Int8Weight]]:
@@ -156,9 +161,6 @@ class CardWeights(Generic[CardLinearT]):
     ``keep`` lays them out, come from there.  `wait` has one caller at a time; lanes may use layers meanwhile.
     """
 
-    experts = None
-    """No card does a mixture of experts."""
-
     def __init__(
         self, host: Weights, load: Load[CardLinearT], layers: int, keep: Keep[CardLinearT] | None = None
     ) -> None:
@@ -194,6 +196,10 @@ class CardWeights(Generic[CardLinearT]):
     @property
     def read_bytes(self) -> int:
         return self._host.read_bytes - self._loaded_bytes
+
+    @property
+    def experts(self) -> FlashCounts | None:
+        return self._host.experts
 
     @property
     def sent_bytes(self) -> int:

@@ -48,7 +48,7 @@ from edge_llm.operations.base import Op
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import AUTO, choose_placement
+from edge_llm.subgraphs.placement import AUTO, choose_placement, unfit_beside_cards
 from edge_llm.weights.base import Weights
 
 
@@ -72,13 +72,17 @@ class EmulatedDevice(SplitCores):
         route: str | None = None,
         memory: int | None = None,
         placement: str = AUTO,
+        decoder: Decoder | None = None,
     ) -> None:
         law = chip_law(chip)
         self.name = f"emulated:{law.name}"
         way = law.route(route)
         self.law, self.route = law, way
         self.numerics = f"{self.name}:{way.name}"
-        self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
+        unfit = unfit_beside_cards(decoder)
+        self.placement, self.placement_reason = choose_placement(
+            placement, law.placements, f"the device `{self.name}`", unfit
+        )
         self.cpu_threads = threads // 2 or threads
         self._threads, self._memory = threads, CardMemory(law, memory)
         self._shadow = shadow
@@ -195,4 +199,5 @@ def open_device(name: str, options: DeviceOptions) -> EmulatedDevice:
         route=route or None,
         memory=options.card_memory,
         placement=options.placement,
+        decoder=options.decoder,
     )

@@ -48,7 +48,7 @@ from edge_llm.operations.base import Op
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import choose_placement
+from edge_llm.subgraphs.placement import choose_placement, unfit_beside_cards
 from edge_llm.weights.base import Weights
 
 NAME = "om"
@@ -72,7 +72,9 @@ class OmDevice:
         if not chip.name.lower().startswith(f"ascend{law.name}"):
             raise DeviceError(f"`{shown(folder.path)}` is compiled for {law.soc}, and the chip here is {shown(chip.name)}")
         self.name = self.numerics = f"{NAME}:{law.name}"
-        self.placement, self.placement_reason = choose_placement(options.placement, ABLE, f"the device `{self.name}`")
+        self.placement, self.placement_reason = choose_placement(
+            options.placement, ABLE, f"the device `{self.name}`", unfit_beside_cards(options.decoder)
+        )
         self.law = law.of_memory(_main_memory()) if law.shares_memory else law
         self.route = law.route(ROUTE)
         self.cpu_threads = options.threads
@@ -176,7 +178,7 @@ def _loader(loaded: Loaded) -> Load[Mapping[int, Model]]:
 
     def load(host: Weights, index: int, slot: CardSlot[Mapping[int, Model]]) -> CardBlock[Mapping[int, Model]]:
         here = host.host_part(index)
-        return CardBlock(rounded_linears(here.linears), here.gains, card=loaded.get(index, {}))
+        return CardBlock(rounded_linears(here.linears), here.gains, experts=here.experts, card=loaded.get(index, {}))
 
     return load
 

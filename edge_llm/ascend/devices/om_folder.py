@@ -127,7 +127,7 @@ def _products(decoder: Decoder, lengths: Iterable[int]) -> set[_Shape]:
     return {
         (length, number, one.name, one.columns, one.rows)
         for number, layer in enumerate(decoder.layers)
-        for one in layer.linears
+        for one in layer.for_cards
         if is_multiplied_as_int8(one.scheme)
         for length in lengths
     }

@@ -45,7 +45,7 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.schemes.joint import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import AUTO, choose_placement
+from edge_llm.subgraphs.placement import AUTO, choose_placement, unfit_beside_cards
 from edge_llm.weights.base import Weights
 
 NAME = "onnx"
@@ -82,8 +82,17 @@ class OnnxDevice(SplitCores):
     activations = (STATIC,)
     host_embeds = True
 
-    def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
-        self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")
+    def __init__(
+        self,
+        threads: int,
+        *,
+        shadow: bool = True,
+        memory: int | None = None,
+        placement: str = AUTO,
+        decoder: Decoder | None = None,
+    ) -> None:
+        unfit = unfit_beside_cards(decoder)
+        self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`", unfit)
         for package in ("onnx", "onnxruntime"):
             onnx_package(package)
         self._threads, self._shadow, self._memory = threads, shadow, memory
@@ -144,7 +153,7 @@ class OnnxDevice(SplitCores):
 
 
 def _layer_bytes(layer: Layer) -> int:
-    return sum(operand_bytes(one.columns, one.rows) for one in layer.linears if is_multiplied_as_int8(one.scheme))
+    return sum(operand_bytes(one.columns, one.rows) for one in layer.for_cards if is_multiplied_as_int8(one.scheme))
 
 
 class _Product:
@@ -169,4 +178,10 @@ def open_device(name: str, options: DeviceOptions) -> OnnxDevice:
     if name != NAME:
         raise no_device(name, f"onnxruntime's CPU provider is called `{NAME}`")
     check_int8_keys(options.keys, f"the device `{NAME}`")
-    return OnnxDevice(options.threads, shadow=options.shadow, memory=options.card_memory, placement=options.placement)
+    return OnnxDevice(
+        options.threads,
+        shadow=options.shadow,
+        memory=options.card_memory,
+        placement=options.placement,
+        decoder=options.decoder,
+    )

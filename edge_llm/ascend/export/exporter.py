@@ -61,7 +61,7 @@ def export_onnx(
     at all.  Raises `UsageError` (a folder that is there, a package that is not), `UnsupportedModel` (nothing to export),
     `CorruptBundle` or `StorageError`.
     """
-    if alone := bundle.decoder.host_alone:
+    if alone := bundle.decoder.host_alone or bundle.decoder.beside_cards:
         raise UnsupportedModel(
             f"`{shown(bundle.folder.name)}` has {alone} in its layers, which no graph of a card does; run it with --device host"
         )

@@ -41,7 +41,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.operations.attention import Rope
 from edge_llm.operations.glu import GLU
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
+from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part, unfit_beside_cards
 from edge_llm.weights.base import Weights
 
 log = logging.getLogger("edge_llm.devices")
@@ -224,6 +224,8 @@ def _rows_refused(runtime: Runtime, law: ChipLaw) -> str:
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
+    if beside := unfit_beside_cards(decoder):
+        return beside
     if runtime.attention_missing:
         return {"card": runtime.attention_missing}
     if decoder is not None and (foreign := missing(decoder)):

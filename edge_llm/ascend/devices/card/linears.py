@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -199,7 +199,7 @@ def stage_products(loader: Loader) -> Stage:
         linears = int8_linears(host.use(index))
         staged = {name: loader.stage_linear(pinned, name, linear) for name, linear in linears.items()}
         here = host.host_part(index)
-        return StagedLayer(pinned, staged, here=BlockWeights(rounded_linears(here.linears), here.gains))
+        return StagedLayer(pinned, staged, here=replace(here, linears=rounded_linears(here.linears)))
 
     return stage
 
@@ -216,6 +216,7 @@ def send_products(loader: Loader) -> Send:
                 slot.linears[name] = loader.linear(staged)
 
         traffic.loaded = loader.runtime.load(work, after=traffic.used)
-        return NpuBlock(layer.here.linears, layer.here.gains, card=slot.linears, traffic=traffic)
+        here = layer.here
+        return NpuBlock(here.linears, here.gains, experts=here.experts, card=slot.linears, traffic=traffic)
 
     return send

@@ -62,7 +62,7 @@ class AscendPlan:
         return key_bytes(self.law, self.decoder, self.room.tokens, self.value_bytes) if self.alone else 0
 
     def _layer(self, prefix: str, layer: Layer) -> int:
-        linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or is_multiplied_as_int8(one.scheme))
+        linears = sum(self._linear(prefix, one) for one in layer.for_cards if self.alone or is_multiplied_as_int8(one.scheme))
         return linears + (sum(self.law.allocation(FLOAT_BYTES * gain.size) for gain in layer.gains) if self.alone else 0)
 
     def _linear(self, prefix: str, linear: Linear) -> int:
@@ -88,7 +88,7 @@ class AscendPlan:
 
     def _rows(self) -> int:
         """Rows on their way through products whose rows come from the host."""
-        kinds = {(one.columns, one.rows) for layer in self.decoder.layers for one in layer.linears}
+        kinds = {(one.columns, one.rows) for layer in self.decoder.layers for one in layer.for_cards}
         padded = [self.law.padded(*kind) for kind in kinds]
         held = sum(self.law.allocation(rows * columns) for columns, _ in padded for rows in self.room.lengths)
         return held + max(FLOAT16_BYTES * self.room.lengths[-1] * outputs for _, outputs in padded)
