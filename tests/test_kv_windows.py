@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 from families import family_bundle
 from model_files import VOCAB_SIZE
+from test_devices_card import EXACT
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.returned import ReturnedArray, runs_of
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv import windows
+from edge_llm.kv.pages import page_bytes
+from edge_llm.opening.machine import this_machine
+from edge_llm.opening.plan import site_rows
+from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import load_runner
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB_SIZE, 240).tolist()
@@ -59,6 +64,33 @@ def test_what_is_forgotten_is_not_read(bundle, whole, most):
     sequence.truncate(10)
     assert sequence.length == 0  # all is computed again
     assert np.array_equal(runner.forward(sequence, TOKENS[:20], wanted=20), whole[:20])
+
+
+def test_beside_a_card_layers_with_a_window_forget_as_on_the_host(bundle):
+    """The same bits, and no more tokens than the plan counts of one text."""
+    static = {"activations": "static", "chunk": 32}
+    on_host = runner_of(bundle, **static)
+    whole = on_host.forward(on_host.open(), TOKENS, wanted=len(TOKENS))
+    runner = runner_of(bundle, device=EXACT["310p"], placement="split", **static)
+    sequence, found = runner.open(), []
+    for first in range(0, len(TOKENS), 20):
+        found.append(runner.forward(sequence, TOKENS[first : first + 20], wanted=20))
+        reach = min(sequence.length, 16 + windows.SPARE_TOKENS + windows._AT_ONCE * 16)
+        assert sequence.length - 20 - 16 * sequence.forgotten <= reach
+    assert np.array_equal(np.concatenate(found), whole)
+    local, full = (runner.model.kv.layers[index] for index in (0, 5))
+    gone = sequence.table[: sequence.forgotten // 8 * 8]
+    assert len(gone) and not local.k[gone].any() and full.k[gone].any()
+
+
+def test_a_plan_counts_what_windows_reach_of_one_text(bundle):
+    plans = [resolve(RuntimeConfig(context=context, device=device), this_machine(), bundle).facts for context, device in (
+        (128, "host"), (256, "host"), (256, "emulated:310p"))]  # fmt: skip
+    page = page_bytes(bundle.decoder.attentions[:1])
+    assert [one["windowed_layers"] for one in plans] == [5, 5, 5]
+    kept = 16 // 16 + windows._AT_ONCE
+    assert [one["text_kv_bytes"] for one in plans] == [page * (pages + 5 * kept) for pages in (8, 16, 16)]
+    assert any(name == "one text" and "5 layers have a window" in value for name, value in site_rows(plans[0]))
 
 
 def test_a_known_beginning_reaches_to_where_its_window_is_whole(bundle, whole):

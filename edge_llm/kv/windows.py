@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
+from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, kv_bytes
 from edge_llm.kv.sequence import KVPages, SequencePages
+from edge_llm.operations.attention import Attention
 
 SPARE_TOKENS = 256
 """Tokens before a window that are kept as well: a text that differs from another in so many at its end can go on from it."""
@@ -19,6 +20,12 @@ _AT_ONCE = 4
 """Pages that are given back together, at least."""
 _AROUND = 128
 """Pages on either side that are named again: a page of the system may hold parts of so many."""
+
+
+def text_bytes(attentions: Sequence[Attention], tokens: int) -> int:
+    """Bytes of keys and values of one text of ``tokens`` tokens between two steps, where layers with a window forget."""
+    reach = max((one.scores.window for one in attentions), default=0) + SPARE_TOKENS + _AT_ONCE * PAGE_TOKENS
+    return sum(kv_bytes([one], min(tokens, reach) if one.scores.window else tokens) for one in attentions)
 
 
 class Windows:

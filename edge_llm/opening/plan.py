@@ -13,6 +13,7 @@ from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.sizes import Sizes
 from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.kv.windows import text_bytes
 from edge_llm.opening.adapter_plan import OpenAdapters
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
@@ -22,6 +23,9 @@ from edge_llm.runner.base import Site
 from edge_llm.weights.base import TokenBytes
 from edge_llm.weights.memory_plan import MemoryPlan, StagingPlan
 from edge_llm.weights.plan import layer_ranges
+
+FLOAT_TOKEN_BYTES = 8
+"""Of a key's channel in float32, and of a value's."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,19 @@ class Plan:
         return self.room.tokens
 
     @property
+    def text_kv_bytes(self) -> int:
+        """Bytes of the keys and values of one text that fills the context: of layers with a window, what that reaches.
+
+        A card that does everything forgets nothing, and neither does a float model.
+        """
+        attentions = self.bundle.decoder.attentions
+        if self.device is None:
+            return FLOAT_TOKEN_BYTES * sum(one.kv_size for one in attentions) * self.context
+        if self.device.placement.alone:
+            return self.device.kv_bytes(self.bundle.decoder, self.context)
+        return text_bytes(attentions, self.context)
+
+    @property
     def limits(self) -> Limits:
         """How much is computed in a step, here and after a lost device."""
         return _limits(self.options, None if self.host is None else _limits(self.host.options))
@@ -169,6 +186,8 @@ class Plan:
             "context": self.context,
             "kv_tokens": self.kv_tokens,
             "kv_pages": -(-self.kv_tokens // PAGE_TOKENS),
+            "windowed_layers": sum(bool(one.scores.window) for one in self.bundle.decoder.attentions),
+            "text_kv_bytes": self.text_kv_bytes,
             "states": self.room.states,
             "chunk": self.chunk,
             "window": self.runtime.window,
@@ -215,10 +234,16 @@ def site_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("placement", f"{facts['placement']} ({facts['placement_reason']})"),
         ("threads", str(facts["n_threads"])),
         ("context", f"{facts['context']} tokens; keys and values of {facts['kv_tokens']} as {facts['keys']}"),
+        *([("one text", _of_one_text(facts))] if facts["windowed_layers"] else []),
         ("chunk", f"{facts['chunk']} tokens, {facts['window']} together"),
         ("draft", str(facts["draft"])),
         ("takes", _sum_of(facts["memory"])),
     ]
+
+
+def _of_one_text(facts: Mapping[str, Any]) -> str:
+    """What the keys and values of a full context take where some layers have a window."""
+    return f"{byte_size(facts['text_kv_bytes'])} where it fills the context: {facts['windowed_layers']} layers have a window"
 
 
 def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from edge_llm.opening.defaults import fill_defaults
 from edge_llm.opening.kv_plan import KvCost, kv_room
 from edge_llm.opening.ledger import MemoryNeeds
 from edge_llm.opening.machine import Machine
-from edge_llm.opening.plan import CardShare, Plan, WeightsPlan, may_move, moved, refused
+from edge_llm.opening.plan import FLOAT_TOKEN_BYTES, CardShare, Plan, WeightsPlan, may_move, moved, refused
 from edge_llm.progress import byte_size
 from edge_llm.resources import free_memory
 from edge_llm.runner.base import FLOAT_SITE, Site
@@ -296,7 +296,7 @@ def _float_plan(options: RuntimeConfig, machine: Machine, bundle: Bundle) -> Pla
     layers = tuple(range(len(bundle.decoder.layers)))
     resident = MemoryPlan(found.nbytes, layers, (), 0, 0, found.nbytes, 0)
     weights = WeightsPlan(found.nbytes, None, resident, TokenBytes(host=found.nbytes))
-    pages = sum(8 * one.kv_size for one in bundle.decoder.attentions) * options.context
+    pages = FLOAT_TOKEN_BYTES * sum(one.kv_size for one in bundle.decoder.attentions) * options.context
     memory = MemoryNeeds(found.nbytes, pages, _position_bytes(bundle.decoder, options.context), texts=_texts_bytes(bundle))
     return Plan(bundle, machine, options, options, FLOAT_SITE, room, weights, found, memory)
 
