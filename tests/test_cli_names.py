@@ -15,7 +15,7 @@ from stub_hub import COMMIT, Stub, environment, hub_of, serving
 from edge_llm.formats.bundle import read_manifest
 from edge_llm.paths import models_folder
 
-pytestmark = pytest.mark.thorough(file=3)
+pytestmark = pytest.mark.thorough(file=2)
 
 EDGE_LLM = [sys.executable, "-m", "edge_llm"]
 QWEN3 = "Qwen/Qwen3-0.6B"

@@ -23,7 +23,7 @@ from edge_llm.errors import NumericError, StorageError, Unavailable, UsageError
 from edge_llm.formats import leftovers
 from edge_llm.paths import bundle_path, models_folder
 
-pytestmark = pytest.mark.thorough(file=4)
+pytestmark = pytest.mark.thorough(file=2)
 
 STOPPED = ".stopped-m"
 KINDS = {"int8": LayerBits(INT8), "w4": LayerBits(W4), "auto": LayerBits(AUTO, 6.0), "head": LayerBits(W4, head=W4)}

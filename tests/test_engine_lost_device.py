@@ -20,7 +20,7 @@ from edge_llm.opening import carry_out as opening
 from edge_llm.opening import defaults, resolve
 from edge_llm.opening.load import load_engine
 
-pytestmark = pytest.mark.thorough(file=3)
+pytestmark = pytest.mark.thorough(file=2)
 
 PLACEMENTS = ("split", "card")
 PROMPTS = ([1, 2, 3, 4, 5], [*range(60)], [7, 8, 9] * 20, [9], [*range(100, 145)])

