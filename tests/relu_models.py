@@ -15,12 +15,12 @@ KINDS = {
 }
 
 
-def relu_folder(folder: Path, name: str) -> Path:
+def relu_folder(folder: Path, name: str, **settings: int) -> Path:
     """A Hugging Face folder of a random model of `KINDS` whose layers have many neurons, of which a row activates few."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.set_num_threads(1)
     kind, more = KINDS[name]
-    config = getattr(transformers, f"{kind}Config")(**COMMON | SIZES | more)
+    config = getattr(transformers, f"{kind}Config")(**COMMON | SIZES | more | settings)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():

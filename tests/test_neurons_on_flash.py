@@ -26,7 +26,7 @@ from edge_llm.runner.base import Segment
 from edge_llm.schemes.neurons import PAGE, runs_of
 from edge_llm.weights.base import NeuronCounts
 from edge_llm.weights.neurons import RunKey, Window
-from edge_llm.weights.plan import LEAST_RUNS, WeightSizes, plan_memory
+from edge_llm.weights.plan import LEAST_RUNS, WeightSizes
 from edge_llm.weights.rooms import Buffers
 from edge_llm.weights.store import BlockStore
 
@@ -102,16 +102,28 @@ def test_the_bits_are_those_of_neurons_in_memory(bundle, exact, more):
     assert counts - counts == NeuronCounts() and counts.facts["neuron_hit_rate"] == 1 - counts.read / counts.used
 
 
-def test_memory_that_holds_no_window_streams_layers(opt, exact):
-    runner = runner_of(opt, plan_memory(WeightSizes.of_bundle(opt), 10**9).held_bytes)
-    assert runner.model.weights.streamed == ()
-    nbytes = least_memory(opt) - 1
-    try:
-        runner = runner_of(opt, nbytes)
-    except UsageError as error:
-        assert "the least that works" in str(error)  # two layers that take turns take more than all of a window
-    else:
-        assert runner.model.weights.streamed and np.array_equal(answered(runner), exact)
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A model of five layers, of which some can take turns."""
+    folder = tmp_path_factory.mktemp("deep")
+    source = relu_folder(folder / "source", "opt", num_hidden_layers=5)
+    with open_bundle(import_model(source, target=folder / "bundle", outliers=Outliers(neurons=True))) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("share", [0.5, 0.65])
+def test_with_less_memory_layers_are_streamed_without_their_columns(deep, share):
+    sizes, exact = WeightSizes.of_bundle(deep), answered(runner_of(deep))
+    columns = deep.blocks["layers.2"].tensors[-1]
+    assert columns.name == "layers.2.down.columns" and sizes.layers[2].columns == columns.end - columns.offset
+    for more in ({}, {"threads": 1, "chunk": 16, "window": 2}):
+        runner = runner_of(deep, int(share * sizes.total), **more)
+        weights, before = runner.model.weights, runner.model.weights.read_bytes
+        assert np.array_equal(answered(runner), exact)
+        assert len(weights.streamed) >= 3 and weights.nbytes <= share * sizes.total
+        whole = sum(sizes.layers[index].stored for index in weights.streamed)
+        assert weights.experts.used > 0 and weights.read_bytes - before < 31 * whole
+        assert weights.streamed_bytes < whole
 
 
 def test_a_batch_is_each_alone(bundle):

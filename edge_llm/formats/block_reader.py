@@ -13,7 +13,7 @@ import numpy as np
 from edge_llm.errors import CorruptBundle
 from edge_llm.formats.bundle import Bundle, aligned_empty
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers, range_reader
-from edge_llm.formats.layout import DTYPES, BlockRange
+from edge_llm.formats.layout import DTYPES, BlockRange, beside_columns
 from edge_llm.formats.manifest import WEIGHTS, corrupt
 from edge_llm.kernels.range_reader import RangeReader, Reading
 
@@ -105,8 +105,12 @@ class BlockReader:
     Blocks come in the order in which they were asked for.  ``reader`` may serve others too; ``file`` stands for its file.
     """
 
-    def __init__(self, bundle: Bundle, reader: RangeReader, file: RangeFile | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, reader: RangeReader, file: RangeFile | None = None, *, columns: bool = True
+    ) -> None:
+        """Without ``columns`` layers come without the columns of their neurons."""
         self._bundle = bundle
+        self._columns = columns
         self._file = file or DirectFile(bundle.folder / WEIGHTS)
         self._reader = reader
         self._pieces: dict[str, BlockPieces] = {}  # of blocks that were asked for: layers are, again and again
@@ -130,6 +134,7 @@ class BlockReader:
         ``beside`` is an earlier reading, whose file descriptor the new one shares.  What is ``urgent`` overtakes what is not.
         """
         block = self._bundle.blocks.get(name) or self._bundle.units[name]
+        block = block if self._columns else beside_columns(block)
         buffer = aligned_empty(block.nbytes) if out is None else out[: block.nbytes]
         if name not in self._pieces:
             self._pieces[name] = BlockPieces(self._bundle, block)

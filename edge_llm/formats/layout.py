@@ -121,12 +121,20 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
 
 
 def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
-    """The tensors of one layer in file order; ``hot`` gives the number of hot channels by its linears' names."""
+    """The tensors of one layer in file order, columns of neurons last; ``hot`` gives the number of hot channels by its
+    linears' names.
+    """
+    columns: list[TensorSpec] = []
     for operation in layer.operations:
         for linear in layer.linears_of(operation):
-            yield from _linear_specs(f"{linear.name}.", linear, hot[linear.name])
+            for spec in _linear_specs(f"{linear.name}.", linear, hot[linear.name]):
+                if spec[0].endswith(f".{COLUMNS}"):
+                    columns.append(spec)
+                else:
+                    yield spec
         for vector in operation.vectors:
             yield vector.name, "float32", vector.shape
+    yield from columns
 
 
 def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[TensorSpec]:
@@ -163,6 +171,12 @@ def group_units(block: BlockRange) -> dict[str, BlockRange]:
         if (unit := unit_of(tensor.name)) != block.name:
             groups.setdefault(unit, []).append(tensor)
     return {name: _block_of(name, group) for name, group in groups.items()}
+
+
+def beside_columns(block: BlockRange) -> BlockRange:
+    """The ``block`` without the columns of neurons, which are its end."""
+    tensors = [tensor for tensor in block.tensors if not tensor.name.endswith(f".{COLUMNS}")]
+    return block if len(tensors) == len(block.tensors) else _block_of(block.name, tensors)
 
 
 def _block_of(name: str, tensors: list[TensorRange]) -> BlockRange:

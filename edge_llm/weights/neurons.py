@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from edge_llm.formats.direct import RangeFile, RangeReading, direct_buffers
+from edge_llm.formats.layout import layer_name
 from edge_llm.operations.linear import Linear
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.neurons import CHECKSUMS, COLUMNS, Found, NeuronWeight, runs_of
 from edge_llm.weights.base import NeuronCounts
+from edge_llm.weights.resident import layer_weights
 from edge_llm.weights.store import BlockStore
 
 if TYPE_CHECKING:
@@ -53,7 +55,11 @@ class StoredNeurons:
     ) -> None:
         (memory,) = direct_buffers(1, plan.slots * plan.slot_bytes)
         found = neuron_linears(bundle)
-        reads = _Reads(bundle, {name: tensors[f"{name}.{CHECKSUMS}"] for name in found}, reader, file, memory)
+        self._bundle = bundle
+        checksums = {name: f"{name}.{CHECKSUMS}" for name in found}
+        known = {name: tensors[key] if key in tensors else bundle.read(key) for name, key in checksums.items()}
+        reads = _Reads(bundle, known, reader, file, memory)
+        self._linears = found
         slots = list(memory.reshape(plan.slots, plan.slot_bytes))
         room = budget.buffers("neurons", plan.slots, plan.slot_bytes, lambda count, nbytes: slots)
         self._store: BlockStore[RunKey, int] = BlockStore(room, reads.start, reads.open)
@@ -62,8 +68,14 @@ class StoredNeurons:
             name: Window(name, runs_of(linear).total, plan.quota, self._store, integers) for name, linear in found.items()
         }
 
-    def beside(self, index: int, weights: BlockWeights) -> BlockWeights:
-        """The ``weights`` of layer ``index``, whose columns come from here."""
+    def open(self, index: int, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+        """The weights of layer ``index``, whose ``tensors`` lack the columns that come from here."""
+        none = {
+            f"{name}.{COLUMNS}": np.empty((0, runs_of(one).nbytes), np.int8)
+            for name, one in self._linears.items()
+            if name.startswith(f"{layer_name(index)}.")
+        }
+        weights = layer_weights(self._bundle, {**tensors, **none}, index)
         own = {name: window for name in weights.linears if (window := self._windows.get(f"layers.{index}.{name}"))}
         found = {name: replace(cast(NeuronWeight, weights.linears[name]), held=window) for name, window in own.items()}
         return replace(weights, linears={**weights.linears, **found})

@@ -11,10 +11,11 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import BlockRange, TensorRange, unit_of
 from edge_llm.operations.early_router import mixture_of
+from edge_llm.operations.linear import Linear
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
 from edge_llm.schemes.joint import has_codes
-from edge_llm.schemes.neurons import COLUMNS, runs_of
+from edge_llm.schemes.neurons import COLUMNS, Runs, runs_of
 from edge_llm.weights.base import EMBEDDING, OUTPUT, SLOTS
 from edge_llm.weights.memory_plan import NO_TABLES, ExpertSlots, MemoryPlan, NeuronSlots
 from edge_llm.weights.table import block_memory, row_memory
@@ -40,6 +41,8 @@ class BlockSize:
     """Bytes that the host keeps of it when its INT8 matrices, or their codes, lie on a card alone."""
     expanded: int = 0
     """Bytes that its codes take in INT8, on their way to a card."""
+    columns: int = 0
+    """Bytes of the columns of neurons in it, which can be read alone."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,11 @@ class WeightSizes:
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
         sizes = {name: _block_size(block) for name, block in bundle.blocks.items()}
         layers = tuple(
-            replace(sizes.pop(f"layers.{index}"), expanded=sum(map(tile_bytes, filter(has_codes, layer.linears))))
+            replace(
+                sizes.pop(f"layers.{index}"),
+                expanded=sum(map(tile_bytes, filter(has_codes, layer.linears))),
+                columns=sum(runs.total * runs.nbytes for one in layer.linears if (runs := _runs(one))),
+            )
             for index, layer in enumerate(bundle.decoder.layers)
         )
         fixed = sum(size.held for size in sizes.values())
@@ -142,8 +149,12 @@ def _expert_sizes(bundle: Bundle) -> ExpertSizes | None:
     return ExpertSizes(len(found), count, used, largest, sum(size.held for size in sizes))
 
 
+def _runs(linear: Linear) -> Runs | None:
+    return runs_of(linear) if linear.scheme == NEURONS else None
+
+
 def _neuron_sizes(bundle: Bundle) -> NeuronSizes | None:
-    found = {name: runs_of(one) for name, one in bundle.decoder.linears().items() if one.scheme == NEURONS}
+    found = {name: runs for name, one in bundle.decoder.linears().items() if (runs := _runs(one))}
     if not found:
         return None
     count, nbytes = max(one.total for one in found.values()), max(one.nbytes for one in found.values())
@@ -177,7 +188,8 @@ def plan_memory(
         if found is not None:
             return found
     choices = {tables: fixed for tables, fixed in choices.items() if not kept or OUTPUT not in tables}
-    plans = list(_candidates(sizes, budget, slots, choices, kept))
+    given = sizes, budget, slots, choices, kept
+    plans = [*_candidates(*given), *_candidates_beside_neurons(*given)]
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
         whole = [plan for plan in fitting if not plan.streamed and not plan.flash_tables]
@@ -244,7 +256,7 @@ def _plan_neurons(
 ) -> MemoryPlan | None:
     """The plan in which columns of neurons alone are read from flash, and tables where that leaves room for more of them.
 
-    None where ``budget`` does not hold what is left: then whole layers are streamed.
+    None where ``budget`` does not hold what is left: then layers are streamed.
     """
     around = sum(layer.held for layer in sizes.layers) - neurons.total
     least, plans = min(LEAST_RUNS, neurons.count), []
@@ -272,6 +284,21 @@ def _neuron_plan(
         flash_tables=flash_tables,
         neurons=NeuronSlots(quota, neurons.run_bytes, neurons.count, slots),
     )
+
+
+def _candidates_beside_neurons(
+    sizes: WeightSizes, budget: int, slots: int, choices: Mapping[frozenset[str], int], kept: int
+) -> Iterator[MemoryPlan]:
+    """Plans in which streamed layers come without columns: of these a window of about two tokens is in memory."""
+    if sizes.neurons is None:
+        return
+    quota = min(sizes.neurons.count, max(LEAST_RUNS, math.ceil(2 * sizes.neurons.active * sizes.neurons.count)))
+    window = _neuron_plan(sizes, sizes.neurons, budget, quota, NO_TABLES, 0)
+    lean = tuple(replace(one, stored=one.stored - one.columns, held=one.held - one.columns) for one in sizes.layers)
+    for plan in _candidates(replace(sizes, layers=lean), budget, slots, choices, kept):
+        if plan.streamed:
+            held, read = plan.held_bytes + window.held_bytes, plan.streamed_bytes + window.streamed_bytes
+            yield replace(plan, held_bytes=held, streamed_bytes=read, neurons=window.neurons)
 
 
 def too_little(budget: int, least: int) -> UsageError:

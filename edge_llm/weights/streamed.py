@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class StreamedWeights:
         """What of its memory each kind of block has."""
         self._bundle = bundle
         self._flash = reader = range_reader()
-        self._reader = BlockReader(bundle, reader, file)
+        self._reader = BlockReader(bundle, reader, file, columns=plan.neurons is None)
         tensors = self._read_resident(plan, progress)
         self.budget.take(RESIDENT, sum(array.nbytes for array in tensors.values()))
         self.embedding, output = table_weights(bundle, tensors)
@@ -80,7 +81,7 @@ class StreamedWeights:
         self._resident = {index: self._layer(tensors, index) for index in plan.resident}
         if self._experts is not None:
             self._experts.connect(self._resident)
-        self._by_buffer = _LayersByBuffer(bundle, self._reader)
+        self._by_buffer = _LayersByBuffer(bundle, self._reader, self._layer_elsewhere(bundle))
         room = self.budget.buffers(LAYERS, plan.slots, plan.slot_bytes, direct_buffers)
         self._ring = Ring(room, self._by_buffer.start, self._by_buffer.open)
         self._turns = LayerTurns(self._ring, plan.streamed, self._by_buffer.get)
@@ -97,8 +98,13 @@ class StreamedWeights:
 
     def _layer(self, tensors: Mapping[str, np.ndarray], index: int) -> BlockWeights:
         """The resident layer ``index``: experts and columns of neurons may come from flash."""
-        found = layer_weights(self._bundle, tensors, index, self._experts_of(index))
-        return found if self._neurons is None else self._neurons.beside(index, found)
+        if self._neurons is not None:
+            return self._neurons.open(index, tensors)
+        return layer_weights(self._bundle, tensors, index, self._experts_of(index))
+
+    def _layer_elsewhere(self, bundle: Bundle) -> OpenLayer:
+        """Opens streamed layers; it does not hold these weights."""
+        return partial(_opened, bundle) if self._neurons is None else self._neurons.open
 
     def _experts_of(self, index: int) -> HostExperts | None:
         return None if self._experts is None else self._experts.of_layer(index)
@@ -162,10 +168,8 @@ class StreamedWeights:
         for block in blocks:
             if block.name in plan.flash_tables:
                 tensors |= self._read_beside_integers(block)
-            elif (plan.experts or plan.neurons) and group_units(block):
-                apart = [one for one in block.tensors if unit_of(one.name) != block.name]
-                tensors |= {one.name: self._bundle.read(one.name) for one in block.tensors if one not in apart}
-                tensors |= {one.name: np.empty((0, *one.shape[1:]), DTYPES[one.dtype]) for one in apart if plan.neurons}
+            elif plan.experts is not None and group_units(block):
+                tensors |= {one.name: self._bundle.read(one.name) for one in block.tensors if unit_of(one.name) == block.name}
             else:
                 tensors |= self._reader.read(block.name)
             done += block.nbytes
@@ -181,11 +185,19 @@ class StreamedWeights:
         }
 
 
+OpenLayer = Callable[[int, Mapping[str, np.ndarray]], BlockWeights]
+"""Makes weights of the number of a layer and its tensors."""
+
+
+def _opened(bundle: Bundle, index: int, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+    return layer_weights(bundle, tensors, index)
+
+
 class _LayersByBuffer:
     """How the ring reads and opens streamed layers: once for each buffer that a layer comes into, then the same again."""
 
-    def __init__(self, bundle: Bundle, reader: BlockReader) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: Bundle, reader: BlockReader, open: OpenLayer) -> None:
+        self._open = open
         self._reader = reader
         self._numbers = {layer_name(index): index for index in range(len(bundle.decoder.layers))}
         # by the layer and the identity of the buffer
@@ -202,7 +214,7 @@ class _LayersByBuffer:
 
     def open(self, name: str, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
         if (name, id(buffer)) not in self._opened:
-            opened = self._opened[name, id(buffer)] = layer_weights(self._bundle, tensors, self._numbers[name])
+            opened = self._opened[name, id(buffer)] = self._open(self._numbers[name], tensors)
             first = self._first.setdefault(name, opened)
             for own, linear in opened.linears.items():
                 linear.prepare(first.linears[own])  # a program is made when another layer may be in the buffer
