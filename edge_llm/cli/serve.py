@@ -54,7 +54,7 @@ _ORIGIN_HELP = "Origin of a web page that may use this server; * is every one, l
 @click.option("--queue", type=Whole(1, 4096), default=256, show_default=True, help="Requests that may wait.")
 @click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
-@click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
+@click.option("--kv-memory", default="1GiB", show_default=True, help="For keys, values and states of all requests.")
 @answer_options
 @click.option("-q", "--quiet", is_flag=True, help="Do not print a line for each request.")
 @shared("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
