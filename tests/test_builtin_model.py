@@ -60,6 +60,7 @@ def test_held_out_questions_get_an_answer_of_the_right_kind(questions, int8_answ
     assert len(wrong) <= 0.05 * len(questions), wrong
 
 
+@pytest.mark.thorough
 def test_int8_answers_are_the_float_answers(questions, int8_answers):
     every_second = slice(None, None, 2)  # the float path is slow
     float_answers = list(answers(questions[every_second], float_path=True))

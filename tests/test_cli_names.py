@@ -89,6 +89,7 @@ def test_where_nobody_can_be_asked_the_command_is_told(tmp_path, verb, named, si
     assert (code, out, err) == (2, "", [f"{why}run `edge-llm import {brings}` first, or give --yes"])
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("file", ["", "model.safetensors", "config.json"])
 def test_a_folder_or_a_file_of_it_is_imported_and_answers(tiny_model, tmp_path, file):
     folder = tmp_path / "mine"

@@ -126,7 +126,7 @@ def test_each_alone_ends_by_its_limit(alone):
     assert [(len(tokens), ends) for tokens, _, ends in alone] == [(40, ["length"])] * len(TEXTS)
 
 
-@pytest.mark.thorough(keep=8)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("count", [2, 6, 12, 32])
 def test_a_batch_is_each_alone(make_runner, tokenizer, prompts, alone, count):
     order = [number % len(prompts) for number in range(count)]
@@ -198,7 +198,7 @@ def test_guesses_that_are_right_save_steps(make_runner, tokenizer, prompts, alon
     assert timings.drafted_tokens == timings.accepted_tokens == 29
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drafter_changes_no_sample(make_runner, tokenizer, prompts, seed):
     def sampled(drafter):

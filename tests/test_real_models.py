@@ -59,6 +59,7 @@ def quality(bundle: Path, **runtime: object) -> Quality:
     return compare(runner, oracle, tokens, WINDOW)
 
 
+@pytest.mark.thorough
 def test_int8_is_nearer_to_float_than_groups_of_32_weights_with_float16_keys(bundle: Path) -> None:
     """llama.cpp's Q8_0 has 4.5e-3 on this text (`benchmarks/real.py`); plain INT8 has 0.7."""
     found = quality(bundle, activations=ROW)

@@ -432,6 +432,7 @@ def test_up_walks_through_a_long_message_before_it_goes_on(tmp_path):
     drive(talk, tmp_path, ScriptedProvider([answer("\n".join(f"line {number}" for number in range(60)))]), size=(80, 24))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("way", ["pageup", "wheel", "up"])
 def test_scrolling_to_the_top_brings_what_is_before(way, tmp_path):
     async def talk(chat):
