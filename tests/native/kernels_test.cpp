@@ -991,6 +991,9 @@ bool expected_variants(const std::vector<std::string>& wanted) {
   for (const std::string& name : edge::isa_variants()) found += " " + name;
   for (const std::string& name : wanted) asked += " " + name;
   printf("variants:%s\n", found.c_str());
+  printf("emulated:");
+  for (const std::string& name : edge::emulated_isas()) printf(" %s", name.c_str());
+  printf("\n");
   if (wanted.empty() || found == asked) return true;
   printf("FAILED: expected%s\n", asked.c_str());
   return false;

@@ -6,6 +6,8 @@
 // and integers are exact in any order: the bits are those of every other set.
 #pragma once
 
+#include <set.h>
+
 #include "linear_plan.h"
 #include "linear_queue.h"
 #include "isa/amxint8/tile_product.h"

@@ -12,8 +12,8 @@ namespace edge {
 namespace EDGE_VARIANT {
 
 // Without permission the first instruction would end the process. It is refused where an alternate signal stack of a thread is too
-// small for tiles (ENOSPC), or by a sandbox; once given, the system refuses such a stack. So a process that uses another set, or
-// lists the sets of a CPU without tiles, does not ask.
+// small for tiles (ENOSPC), or by a sandbox; once given, the system refuses such a stack. So it is asked for when kernels are first
+// chosen or listed, not when they are loaded, and only on a CPU that has tiles.
 static const char* ask_for_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;

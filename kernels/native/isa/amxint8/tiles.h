@@ -53,7 +53,5 @@ struct Tiles {
   }
 };
 
-constexpr int kFinishRows = 4;  // rows whose epilogue is done at once: as many as hide its latencies
-
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -1,11 +1,11 @@
-// The unit of tiles: linears of many rows, and attention of many queries. Everything else is of another set (few_rows.h).
+// The unit of tiles: linears of many rows, and attention of many queries. Everything else is of another set (<set.h>).
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // of the shared headers some are used
 
-#include <few_rows.h>
 #include <int8_roof.h>
 #include <permit.h>
+#include <set.h>
 
 #include "attention_calls.h"
 #include "linear_calls.h"
@@ -89,7 +89,7 @@ static const AttentionKernels tile_attention = {
 
 extern const KernelTable table;
 constexpr KernelTable table_by_rows() {
-  KernelTable made = table_of("amxint8", few_rows::families, few_rows::recurrent_table);
+  KernelTable made = table_of(kName, few_rows::families, few_rows::recurrent_table);
   made.linear = &tile_linears;
   made.attention = &tile_attention;
   made.emulated = kEmulated;

@@ -73,7 +73,5 @@ class Tiles {
   }
 };
 
-constexpr int kFinishRows = 1;  // rows whose epilogue is done at once: code that is short
-
 }  // namespace EDGE_VARIANT
 }  // namespace edge
