@@ -84,6 +84,8 @@ MOST_PARALLEL = 1024
 """Most answers at a time that may be asked for."""
 DEFAULT_CHUNK = 256
 """Tokens of the longest chunk of a prompt on the host."""
+MOST_CHUNK = 4096
+"""Tokens of a chunk at most."""
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 DEFAULT_ENCODED = 2048
@@ -158,7 +160,7 @@ class RuntimeConfig:
         object.__setattr__(self, "lora", _strings(self.lora))
         _whole("threads", self.threads, 1, 1024)
         _whole("context", self.context, 1, None, " token")
-        _whole("chunk", self.chunk, 1, 4096, " tokens")
+        _whole("chunk", self.chunk, 1, MOST_CHUNK, " tokens")
         _whole("window", self.window, 1, 64, " chunks")
         _whole("kv_tokens", self.kv_tokens, 1, None, " token")
         _whole("kv_states", self.kv_states, 0, None, " states")

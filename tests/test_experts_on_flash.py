@@ -23,6 +23,7 @@ from edge_llm.server.metrics import Counted, Metrics, exposition
 from edge_llm.weights.base import ExpertCounts
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.policies import DEFAULT, policy_of
+from edge_llm.weights.recording import mixtures_of
 from edge_llm.weights.replay import guess_rates, replay
 from edge_llm.weights.routing_trace import read_trace
 
@@ -80,6 +81,15 @@ def test_the_bits_are_those_of_experts_in_memory(bundle, exact, memory, more):
     assert weights.nbytes <= nbytes and weights.streamed == ()
     counts = weights.experts
     assert counts.tokens == len(TOKENS) and 0 < counts.read <= counts.used and counts.read_bytes > 0
+
+
+def test_a_prompt_of_several_chunks_reads_each_expert_once(bundle, exact):
+    """A window is one chunk, where that leaves room for nearly as many experts."""
+    runner = runner_of(bundle, str(int(0.7 * WeightSizes.of_bundle(bundle).total)), chunk=16, window=4)
+    found = runner.forward(runner.open(), TOKENS[:50], wanted=50)
+    assert np.array_equal(found, exact[:50])
+    counts = runner.model.weights.experts
+    assert counts.read == counts.used <= sum(one.count for one in mixtures_of(bundle.decoder).values())
 
 
 def test_a_batch_is_each_alone(bundle):
@@ -182,7 +192,11 @@ def test_run_and_plan_say_what_experts_do(olmoe, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     memory = ("--memory", str(least_memory(olmoe)), "--threads", "1")
     assert run(["plan", str(olmoe.folder), "--json", *memory]) == 0
-    planned = json.loads(capsys.readouterr().out)["experts"]
+    said = json.loads(capsys.readouterr().out)
+    planned = said["experts"]
+    assert planned["sweep_bytes"] == 4 * 7 * planned["slot_bytes"]
+    reading = said["chunk"] * said["window"] * said["disk_bytes_per_s"] / planned["sweep_bytes"]
+    assert 0 < said["predicted_prefill_ts"] <= reading * 1.001
     assert planned["quota"] == 1 and planned["count"] == 8 and planned["slots"] == 4 * planned["quota"] + planned["ahead"]
     assert run(["run", str(olmoe.folder), "Once", "-n", "4", "--raw", "--json", *memory]) == 0
     said = json.loads(capsys.readouterr().out)

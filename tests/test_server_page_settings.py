@@ -12,7 +12,9 @@ from test_server_on_demand import ScriptedShelf, pool_of
 
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.defaults import FOR_PEOPLE, with_overrides
+from edge_llm.server import status
 from edge_llm.server.host import ModelHost
+from edge_llm.weights.base import ExpertCounts
 
 pytestmark = pytest.mark.thorough(file=3)
 
@@ -191,3 +193,13 @@ def test_look_inside_shows_what_the_server_does(service, tab):
     names = ["Speed", "Lanes", "Pages", "First token", "Prompt cache", "Guesses"]
     assert tab.texts(".card h3") == names
     tab.wait("tested.all('.card svg polyline').length === 5 && document.querySelector('.card polyline').points.length > 1")
+
+
+def test_look_inside_shows_experts_where_they_come_from_flash(service, tab, monkeypatch):
+    """HTTP | page | "Look inside" of a mixture that is larger than memory: experts in memory, guessed, and bytes of a token."""
+    counts = ExpertCounts(used=400, read=100, tokens=8, needed=300, recalled=210, read_bytes=8 * 5 * 2**20)
+    monkeypatch.setattr(status, "_expert_gauges", lambda _: counts.facts)
+    tab.click("#inside-open")
+    tab.wait("tested.all('.card').some(one => one.innerText.includes('Experts'))")
+    card = tab.run("tested.all('.card').find(one => one.innerText.includes('Experts')).innerText.replace(/\\s+/g, ' ')")
+    assert card.strip() == "Experts 75 % in memory, 70 % guessed, 5 MiB a token from flash"

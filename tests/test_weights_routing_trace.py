@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.errors import StorageError, UsageError
+from edge_llm.weights import routing_trace
 from edge_llm.weights.routing_trace import (
     RoutedStep,
     RoutingTrace,
@@ -144,6 +145,17 @@ def test_a_disk_that_was_full_leaves_a_file_that_can_be_read(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         writer.add(step)
     assert path.read_bytes() == as_bytes(RoutingTrace(shape, (step, step)))
+
+
+def test_a_trace_that_is_full_says_so_once_and_has_no_hole(tmp_path, monkeypatch):
+    """Also where a smaller record than the one that was left out would find room."""
+    shape, said = TracedShape(300, 2, (7,)), []
+    large, small = (RoutedStep(0, np.tile(np.array([[0, 299]]), (rows, 1)), (256,)) for rows in (40, 1))
+    monkeypatch.setattr(routing_trace, "MOST_BYTES", len(as_bytes(RoutingTrace(shape, (large, small, small)))))
+    with TraceWriter(tmp_path / "t", shape, lambda: said.append("full")) as writer:
+        for step in (large, small, large, small):
+            writer.add(step)
+    assert (tmp_path / "t").read_bytes() == as_bytes(RoutingTrace(shape, (large, small))) and said == ["full"]
 
 
 def test_what_is_read_takes_no_memory_of_its_own(tmp_path):

@@ -130,9 +130,10 @@ def _text(reckoned: _Reckoned) -> str:
     if not host.resident and not host.streamed:  # a card has them all
         rows = [row for row in rows if row[0] != "resident"]
     if not host.streamed:
-        rows = [row for row in rows if row[0] not in ("streamed", "from flash", "free from")]
+        left_out = ("streamed", "from flash", *(() if host.experts is not None else ("free from",)))
+        rows = [row for row in rows if row[0] not in left_out]
     if host.experts is not None:
-        rows.insert(-4, ("experts", expert_words(facts["experts"], host.streamed_bytes)))
+        rows.insert(-6, ("experts", expert_words(facts["experts"], host.streamed_bytes)))
     if host.neurons is not None:
         rows.insert(-4, ("neurons", neuron_words(facts["neurons"], host.streamed_bytes)))
     return "\n".join(f"{name:11} {value}" for name, value in rows)

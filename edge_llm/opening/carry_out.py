@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from edge_llm.config import STATIC
@@ -103,7 +104,7 @@ def _int8_runner(plan: Plan, device: Device, progress: StageProgress | None, wat
     identity = b"" if pages is None else pages.identity
     decoder = bundle.decoder
     if plan.runtime.trace_experts is not None:
-        decoder = RoutingRecorder(plan.runtime.trace_experts, bundle, weights).decoder
+        decoder = RoutingRecorder(plan.runtime.trace_experts, bundle, weights, partial(log.warning, "%s")).decoder
     adapters = None if plan.adapters is None else plan.adapters.ready
     return Int8Runner(bundle.config, weights, device, plan.runtime, tables, identity, pages, decoder, watch, adapters)
 

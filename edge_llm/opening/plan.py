@@ -266,7 +266,8 @@ def plan_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def expert_words(experts: Mapping[str, int], token_bytes: int) -> str:
     """Which experts stay in memory, and what a token reads, for people."""
     held = f"{experts['quota']} of {experts['count']} experts of a layer stay in memory, {experts['ahead']} are on their way"
-    return f"{held}; {byte_size(token_bytes)} per token if all are as likely"
+    window = f"{byte_size(experts['sweep_bytes'])} per window of a prompt"
+    return f"{held}; {byte_size(token_bytes)} per token if all are as likely, {window}"
 
 
 def neuron_words(neurons: Mapping[str, int], token_bytes: int) -> str:

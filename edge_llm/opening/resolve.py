@@ -22,6 +22,7 @@ from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.models.layer import Decoder
 from edge_llm.opening.adapter_plan import OpenAdapters
 from edge_llm.opening.budgets import Budgets, read_budgets
+from edge_llm.opening.chunks import Placed, between_experts, in_long_chunks
 from edge_llm.opening.defaults import fill_defaults
 from edge_llm.opening.kv_plan import KvCost, kv_room
 from edge_llm.opening.ledger import MemoryNeeds
@@ -171,9 +172,16 @@ def _int8_plan(
     activations = choose_activations(options.activations, bundle, device)
     runtime = replace(options, kv_tokens=tokens, kv_states=states, activations=activations)
     states = states if decoder.state_bytes else 0
-    room = Room(tokens, options.context, chunk_lengths(options.chunk, options.context), options.window, states)
-    work = activation_bytes(decoder, device.placement, options.chunk, options.window)
-    weights = _weights(stored, budgets.weights, bundle, device, room, work, own_layers(options.draft) or 0)
+
+    def placed(runtime: RuntimeConfig) -> Placed:
+        assert runtime.context is not None and runtime.chunk is not None
+        room = Room(tokens, runtime.context, chunk_lengths(runtime.chunk, runtime.context), runtime.window, states)
+        work = activation_bytes(decoder, device.placement, runtime.chunk, runtime.window)
+        work += between_experts(decoder, runtime.chunk)
+        weights = _weights(stored, budgets.weights, bundle, device, room, work, own_layers(runtime.draft) or 0)
+        return Placed(runtime, room, work, weights)
+
+    runtime, room, work, weights = in_long_chunks(placed(runtime), placed)
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then

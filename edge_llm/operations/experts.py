@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from edge_llm.operations.host_call import HostCall, HostWeight
     from edge_llm.operations.questions import AnyLayer
 
-    ExpertRuns = Callable[[Sequence[int], np.ndarray, ThreadPool], Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]]
+    ExpertRun = Sequence[tuple[int, Sequence[HostWeight]]]
+    """Experts by their numbers, and the linears of each."""
+    ExpertRuns = Callable[[Sequence[int], np.ndarray, ThreadPool], Iterator[ExpertRun]]
     """`HostExperts.runs`."""
 
 NAME = "experts"
 """What units of weights are called, before their numbers."""
 _LINEARS = 2
 """Of an expert: gate and up, then down."""
+_CALL_ROWS = 1024
+"""Of a call for experts that come from flash, each row as often as experts read it: more would take memory for nothing."""
 _PRODUCTS, _ACTIVATED = "expert_products", "expert_activated"
 """Buffers inside an expert."""
 
@@ -250,16 +254,44 @@ class Experts(Operation):
         groups = {expert: (rows, shares) for expert, rows, shares in routes.by_expert()}
         sums = _InOrder(np.zeros_like(x), groups)
         for run in runs(list(groups), x, call.pool):
-            for expert, (gate_up, down) in run:
-                rows, _ = groups[expert]
-                activated = gate_up.apply(x[rows], call.pool, gate=self.glu.gate, shadow=call.shadow)
-                sums.add(expert, down.apply(activated, call.pool, shadow=call.shadow))
+            for some in _cut(run, [len(groups[expert][0]) for expert, _ in run]):
+                rows = [groups[expert][0] for expert, _ in some]
+                given = self._give(some, rows, x, call)
+                for (expert, _), one in zip(some, given, strict=True):
+                    sums.add(expert, one)
         return sums.y
+
+    def _give(self, run: ExpertRun, rows: Sequence[np.ndarray], x: np.ndarray, call: HostCall) -> Iterable[np.ndarray]:
+        """What the experts of ``run`` give to these ``rows`` of x: float32 [rows, columns] of each."""
+        found = self._of_one_call([weight for _, weights in run for weight in weights]) if call.experts else []
+        if found:
+            counts = [len(one) for one in rows]
+            places = np.repeat(np.arange(len(run)), counts)[:, None]
+            alone = np.ones(places.shape, np.float32)
+            given = experts(x[np.concatenate(rows)], places, alone, found, call.pool, gate=self.glu.gate)
+            return np.split(given, np.cumsum(counts)[:-1])
+        return (self._give_alone(weights, x[own], call) for (_, weights), own in zip(run, rows, strict=True))
+
+    def _give_alone(self, weights: Sequence[HostWeight], x: np.ndarray, call: HostCall) -> np.ndarray:
+        gate_up, down = weights
+        activated = gate_up.apply(x, call.pool, gate=self.glu.gate, shadow=call.shadow)
+        return down.apply(activated, call.pool, shadow=call.shadow)
+
+
+def _cut(run: ExpertRun, counts: Sequence[int]) -> Iterator[ExpertRun]:
+    """``run``, whose experts have ``counts`` rows, in pieces of at most `_CALL_ROWS` rows or of one expert."""
+    first = rows = 0
+    for place, count in enumerate(counts):
+        if place > first and rows + count > _CALL_ROWS:
+            yield run[first:place]
+            first, rows = place, 0
+        rows += count
+    yield run[first:]
 
 
 def _resident_runs(
     weights: Sequence[HostWeight], experts: Sequence[int], x: np.ndarray, pool: ThreadPool
-) -> Iterator[Sequence[tuple[int, Sequence[HostWeight]]]]:
+) -> Iterator[ExpertRun]:
     """`HostExperts.runs` where all ``weights`` are in memory, those of every expert side by side."""
     yield [(one, weights[_LINEARS * one : _LINEARS * (one + 1)]) for one in experts]
 

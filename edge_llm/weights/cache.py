@@ -78,9 +78,10 @@ class BlockCache(Generic[OpenedT]):
     def guesses(self) -> Guesses:
         return Guesses(self._fetched, self._right, self._store.vain_bytes)
 
-    def take(self, layer: int, experts: Sequence[int]) -> Iterator[list[tuple[int, OpenedT]]]:
+    def take(self, layer: int, experts: Sequence[int], *, ascending: bool = False) -> Iterator[list[tuple[int, OpenedT]]]:
         """The ``experts`` of ``layer`` that a step needs, some at a time, each list valid until the next is taken.
 
+        What is in memory comes first; with ``ascending`` all come in the order of their numbers, as far as slots allow.
         Raises what the reads raise.  The next step goes on without what was not read.
         """
         self._end_last_step()
@@ -90,7 +91,7 @@ class BlockCache(Generic[OpenedT]):
         step = _Step(self._store, layer, taken)
         self._right += step.right
         self._accuracy[layer].learn(step.right, step.wrong)
-        yield from step.run()
+        yield from step.run(ascending)
         self._under_way = None
 
     def guess(self, layer: int, experts: Sequence[int], most: int) -> None:
@@ -131,12 +132,28 @@ class _Step(Generic[OpenedT]):
         self._ahead = deque(self._reads)  # those that have not begun
         self._after: set[Key] = set()  # what leaves once it was used
 
-    def run(self) -> Iterator[list[tuple[int, OpenedT]]]:
+    def run(self, ascending: bool) -> Iterator[list[tuple[int, OpenedT]]]:
         self._begin_reads()
-        for keys in (self._there, *([key] for key, _ in self._reads)):
-            if keys:
-                yield [(key.expert, self._store.wait(key)) for key in keys]
-                self._end_use(keys)
+        there = deque(self._there)
+        for key, _ in self._reads:
+            keys = []
+            while there and (not ascending or there[0] < key):
+                keys.append(there.popleft())
+            yield from self._use(keys)
+            while key not in self._store:  # it waits for the slot of one that was to come later
+                yield from self._use([there.popleft()])
+            yield from self._use([key])
+        yield from self._use(list(there))
+
+    def _use(self, keys: Sequence[Key]) -> Iterator[list[tuple[int, OpenedT]]]:
+        if not keys:
+            return
+        yield [(key.expert, self._store.wait(key)) for key in keys]
+        for key in keys:
+            self._unused.discard(key)
+            if key in self._after:
+                self._store.release(key)
+        self._begin_reads()
 
     def _begin_reads(self) -> None:
         """Begin as many reads, in order, as there are slots for."""
@@ -151,10 +168,3 @@ class _Step(Generic[OpenedT]):
             self._ahead.popleft()
             if leaves is not None and not is_used:
                 self._after.add(leaves)
-
-    def _end_use(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            self._unused.discard(key)
-            if key in self._after:
-                self._store.release(key)
-        self._begin_reads()

@@ -14,7 +14,7 @@ import numpy as np
 from edge_llm.formats.direct import direct_buffers
 from edge_llm.formats.layout import group_units
 from edge_llm.operations.arithmetic import same_bits_by
-from edge_llm.operations.early_router import EarlyRouter, early_router, mixture_of
+from edge_llm.operations.early_router import GUESSED_ROWS, EarlyRouter, early_router, mixture_of
 from edge_llm.operations.experts import NAME
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.weights.base import ExpertCounts
@@ -110,7 +110,7 @@ class LayerExperts:
             self.needed += len(experts)
             self.recalled += len(self._expected.intersection(experts))
         self._expected = frozenset()
-        for number, run in enumerate(self._cache.take(self._index, experts)):
+        for number, run in enumerate(self._cache.take(self._index, experts, ascending=len(x) > GUESSED_ROWS)):
             if number == 0 and self.next is not None:
                 early, following = self.next
                 following.expect(early.ranked(x, same_bits_by(pool)))

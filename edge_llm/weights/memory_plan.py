@@ -21,6 +21,8 @@ class ExpertSlots:
     """Experts of a layer."""
     slots: int
     """Of all layers, those ahead included."""
+    sweep_bytes: int
+    """Bytes that a window of a prompt reads, which wants all experts."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class ExpertSizes:
         """Bytes of experts that a token needs, at most."""
         return self.layers * self.used * self.slot.stored
 
+    def missed(self, quota: int) -> int:
+        """Bytes of all experts but ``quota`` of every layer."""
+        return self.layers * (self.count - quota) * self.slot.stored
+
 
 @dataclass(frozen=True)
 class NeuronSizes:
@@ -247,7 +251,7 @@ def _expert_plan(
         held_bytes=around + slots * experts.slot.held,
         streamed_bytes=missed + (sizes.output if OUTPUT in flash_tables else 0),
         flash_tables=flash_tables,
-        experts=ExpertSlots(quota, ahead, experts.slot.stored, experts.count, slots),
+        experts=ExpertSlots(quota, ahead, experts.slot.stored, experts.count, slots, experts.missed(quota)),
     )
 
 

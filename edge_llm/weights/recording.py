@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import group_units
 from edge_llm.models.layer import Decoder
@@ -20,8 +22,9 @@ from edge_llm.operations.base import Arithmetic
 from edge_llm.operations.early_router import early_router, mixture_of
 from edge_llm.operations.experts import NAME, Experts
 from edge_llm.operations.router import Router, Routes
+from edge_llm.progress import byte_size
 from edge_llm.weights.base import Weights
-from edge_llm.weights.routing_trace import RoutedStep, TracedShape, TraceWriter
+from edge_llm.weights.routing_trace import MOST_BYTES, RoutedStep, TracedShape, TraceWriter
 
 ObserveRoutes = Callable[[int, np.ndarray, Routes, Arithmetic], None]
 """Is told of a layer, of the rows x float32 [T, columns] that its router saw, and of what it chose."""
@@ -64,10 +67,14 @@ def traced_shape(bundle: Bundle) -> TracedShape:
 
 
 class RoutingRecorder:
-    """Writes the routing of the model in ``bundle`` to ``path``, while whoever runs `decoder` runs it."""
+    """Writes the routing of the model in ``bundle`` to ``path``, while whoever runs `decoder` runs it.
 
-    def __init__(self, path: Path, bundle: Bundle, weights: Weights) -> None:
-        self._writer = TraceWriter(path, traced_shape(bundle))
+    ``say`` is told once when the file is full: what comes then is left out.
+    """
+
+    def __init__(self, path: Path, bundle: Bundle, weights: Weights, say: Callable[[str], None] = lambda _: None) -> None:
+        cut = f"the trace of routing `{shown(path)}` is full at {byte_size(MOST_BYTES)}: it ends here, and the answer goes on"
+        self._writer = TraceWriter(path, traced_shape(bundle), partial(say, cut))
         self._guessed: dict[int, np.ndarray] = {}  # by the layer: where rows would go, int64 [rows, used]
         layers, mixtures = bundle.decoder.layers, list(mixtures_of(bundle.decoder))
         self._next = {

@@ -19,7 +19,7 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,10 +122,14 @@ def read_trace(path: Path) -> RoutingTrace:
 
 
 class TraceWriter:
-    """Writes a trace while it comes about.  Raises `StorageError` where the disk refuses."""
+    """Writes a trace while it comes about, and calls ``full`` once, when no more goes into the file.
 
-    def __init__(self, path: Path, shape: TracedShape) -> None:
+    Raises `StorageError` where the disk refuses.
+    """
+
+    def __init__(self, path: Path, shape: TracedShape, full: Callable[[], None] = lambda: None) -> None:
         self._path, self._shape, self._bytes = path, shape, 0
+        self._full, self._is_full = full, False
         try:
             self._file = path.open("wb", buffering=0)  # who is killed has written every record
         except OSError as failure:
@@ -133,10 +137,13 @@ class TraceWriter:
         self._write(encode_head(shape))
 
     def add(self, step: RoutedStep) -> None:
-        """Write one more record.  What goes beyond `MOST_BYTES` is left out: the file stays one that can be read."""
+        """Write one more record; behind the first that would go beyond `MOST_BYTES` nothing is written."""
         record = encode_step(self._shape, step)
-        if self._bytes + len(record) <= MOST_BYTES:
+        if not self._is_full and self._bytes + len(record) <= MOST_BYTES:
             self._write(record)
+        elif not self._is_full:
+            self._is_full = True
+            self._full()
 
     def close(self) -> None:
         """End the file; more than once is fine."""

@@ -50,10 +50,11 @@ def predict(plan: MemoryPlan, work: Work, rates: Rates, window: int, sent: int =
     ``window`` is the tokens that share one sweep, ``sent`` the bytes that it copies to a card.
     """
     read = max(plan.streamed_bytes / rates.disk, sent / rates.copies)
+    swept = read if plan.experts is None else plan.experts.sweep_bytes / rates.disk
     weights = work.weight_bytes / rates.memory
     token = work.operations / rates.operations
     return Prediction(
         decode=1 / max(read, weights),
-        prefill=window / max(read, weights, window * token),
-        free_prompt=0 if read <= weights else math.ceil(read / token),
+        prefill=window / max(swept, weights, window * token),
+        free_prompt=0 if swept <= weights else math.ceil(swept / token),
     )

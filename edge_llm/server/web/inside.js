@@ -25,6 +25,7 @@ const CARDS = {
   first: ["First token", "", "From a question to the first token, mean of the last ones"],
   cache: ["Prompt cache", "", "Part of the prompts that was there already"],
   guesses: ["Guesses", "", "Tokens guessed ahead that were right"],
+  experts: ["Experts", "", "Of a mixture larger than memory: experts that were there when they were needed"],
 };
 
 export class Inside {
@@ -40,13 +41,16 @@ export class Inside {
   /** The panel's parts; it looks until `close`. */
   show(close) {
     const cards = Object.entries(CARDS).map(([name, [title, , help]]) => this.#card(name, title, help));
+    this.#box = h("div", {class: "cards"}, cards.slice(0, -1));
     this.#note = h("p", {class: "faint", role: "status"});
     clearInterval(this.#timer);
     this.#timer = setInterval(() => { if (!document.hidden) this.#look(); }, 1000);
     this.#look();
-    return [head("Look inside", close), h("div", {class: "panel-body"}, h("div", {class: "cards"}, cards), this.#note)];
+    return [head("Look inside", close), h("div", {class: "panel-body"}, this.#box, this.#note)];
   }
   #note = null;
+  /** The cards; that of experts, the last one, only where a model has them on flash. */
+  #box = null;
 
   close() {
     clearInterval(this.#timer);
@@ -55,8 +59,9 @@ export class Inside {
 
   #card(name, title, help) {
     const value = h("b", {text: "–"}), unit = h("small"), chart = h("div", {class: "chart"});
-    this.#cards[name] = {value, unit, chart};
-    return h("section", {class: "card", title: help, "aria-label": title}, h("h3", {text: title}), h("p", {}, value, " ", unit), chart);
+    const section = h("section", {class: "card", title: help, "aria-label": title}, h("h3", {text: title}), h("p", {}, value, " ", unit), chart);
+    this.#cards[name] = {value, unit, chart, section};
+    return section;
   }
 
   async #look() {
@@ -95,6 +100,17 @@ export class Inside {
     this.#put("first", first, first ? (first < 1 ? String(Math.round(first * 1000)) : first.toFixed(1)) : "–", first ? (first < 1 ? "ms" : "s") : "no answer yet");
     this.#share("cache", now.cached_prompt_tokens_total, now.prompt_tokens_total, "prompt tokens");
     this.#share("guesses", now.accepted_tokens_total, now.drafted_tokens_total, "guesses");
+    this.#experts(now);
+  }
+
+  /** Where experts come from flash: how many were in memory, how many the layer before had named, and what a token read. */
+  #experts({expert_used: used, expert_read: read, expert_needed: needed, expert_recalled: recalled, expert_read_bytes: bytes, expert_tokens: tokens}) {
+    if (used === undefined) return this.#cards.experts.section.remove();
+    if (!this.#cards.experts.section.isConnected) this.#box.append(this.#cards.experts.section);
+    const hits = used ? 1 - read / used : 0, said = [];
+    if (needed) said.push(`${Math.round((100 * recalled) / needed)} % guessed`);
+    if (tokens) said.push(`${bytesOf(bytes / tokens)} a token from flash`);
+    this.#put("experts", hits, used ? `${Math.round(100 * hits)} %` : "–", used ? `in memory, ${said.join(", ")}` : "none used yet", 1);
   }
 
   #share(name, part = 0, all = 0, what) {
@@ -115,6 +131,10 @@ export class Inside {
     const busy = Math.ceil((running * count) / Math.max(this.#slots ?? 0, running, 1));
     this.#cards.lanes.chart.replaceChildren(h("div", {class: "cells", "aria-hidden": "true"}, Array.from({length: count}, (_, index) => h("i", {class: index < busy ? "on" : null}))));
   }
+}
+
+function bytesOf(count) {
+  return count < 2 ** 20 ? `${number(Math.round(count / 2 ** 10))} KiB` : `${number(Math.round(count / 2 ** 20))} MiB`;
 }
 
 function chart(series, most, label) {
