@@ -14,6 +14,7 @@ from test_devices_card import EXACT
 
 from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.config import RuntimeConfig
+from edge_llm.convert import coding
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.gradient import layer_gradient
 from edge_llm.convert.importer import import_model
@@ -124,6 +125,21 @@ def test_other_weights_are_near_float_and_the_same_every_way(family, how, tmp_pa
         assert np.array_equal(found, logits(opened, chunk=16, threads=1))
     if "weights" in how:
         assert any("are fitted to the calibration text" in line for line in told)
+
+
+@only(["qwen3_moe"])
+def test_an_import_holds_the_energies_of_some_experts_at_a_time(family, tmp_path, monkeypatch):
+    """The text goes through a layer more often then, and the weights are the same bytes."""
+    groups, within = [], coding._within_memory
+    monkeypatch.setattr(coding, "_within_memory", lambda *given: groups.append(within(*given)) or groups[-1])
+    made = []
+    for energies in (coding._EXPERT_ENERGIES, 4 * 3 * 64**2):
+        monkeypatch.setattr(coding, "_EXPERT_ENERGIES", energies)
+        folder = import_model(family[0], target=tmp_path / str(energies), weights=LayerBits("auto", bits=6))
+        made.append((folder / "weights.bin").read_bytes())
+    assert made[0] == made[1]
+    once, often = groups[: len(groups) // 2], groups[len(groups) // 2 :]
+    assert all(len(one) == 1 for one in once) and any(len(one) > 2 for one in often)
 
 
 @only(["olmoe"])

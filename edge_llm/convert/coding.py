@@ -24,6 +24,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import WeightSource, read_embedding
 from edge_llm.operations.base import FloatLinear, LayerWeights
+from edge_llm.operations.early_router import mixture_of
 from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.operations.questions import AnyLinear
@@ -45,6 +46,8 @@ FEWEST = 32
 _MOST_HELD_OUT = 256
 _SEQUENCES = 8
 """Sequences that run at a time: what the linears read of these is in memory together."""
+_EXPERT_ENERGIES = 384 << 20
+"""Most bytes of energies of a layer's experts that are in memory together."""
 _HEAD_ROWS = 8192
 """Rows of the output matrix that are coded at a time; whole panels."""
 
@@ -147,21 +150,26 @@ class Coder:
         ``weights`` are folded, and their linears ``ready`` to be quantized: turned where inputs are.
         """
         linears = [one for one in layer.linears if is_multiplied_as_int8(kept[f"{name}.{one.name}"].scheme)]
-        inputs = self._through(layer, weights, linears, _rounded_products(linears, ready, kept, name, pool), name, pool)
+        rounded = _rounded_products(linears, ready, kept, name, pool)
 
-        def quantize(linear: Linear) -> tuple[dict[str, np.ndarray], bool]:
+        def quantize(linear: Linear, read: Inputs) -> tuple[dict[str, np.ndarray], bool]:
             full_name = f"{name}.{linear.name}"
-            how, weight, read = kept[full_name], ready[linear.name].weight, inputs[linear.name]
+            how, weight = kept[full_name], ready[linear.name].weight
             parts = parts_of(replace(linear, scheme=how.scheme))
             made = [quantized(read, QUANTIZERS[part.scheme], weight[part.rows], how.hot, full_name) for part in parts]
             return joined([one.arrays() for one, _ in made]), _mostly([fitted for _, fitted in made])
 
-        longest_first = sorted(linears, key=lambda one: one.columns, reverse=True)
-        found = dict(zip([one.name for one in longest_first], pool.map(quantize, longest_first), strict=True))
-        self.fitted += sum(fitted for _, fitted in found.values())
-        self.rounded += sum(not fitted for _, fitted in found.values())
-        self.scarce += sum(one.tokens < FEWEST for one in inputs.values())
-        return {linear: arrays for linear, (arrays, _) in found.items()}
+        arrays: dict[str, dict[str, np.ndarray]] = {}
+        groups = _within_memory(layer, linears)
+        for some in groups:
+            inputs = self._through(layer, weights, some, rounded, name, pool, last=some is groups[-1])
+            longest_first = sorted(some, key=lambda one: one.columns, reverse=True)
+            found = list(pool.map(quantize, longest_first, [inputs[one.name] for one in longest_first]))
+            arrays |= {linear.name: made for linear, (made, _) in zip(longest_first, found, strict=True)}
+            self.fitted += sum(fitted for _, fitted in found)
+            self.rounded += sum(not fitted for _, fitted in found)
+            self.scarce += sum(one.tokens < FEWEST for one in inputs.values())
+        return arrays
 
     def _through(
         self,
@@ -171,8 +179,13 @@ class Coder:
         rounded: Mapping[str, Weight],
         name: str,
         pool: Executor,
+        *,
+        last: bool,
     ) -> dict[str, Inputs]:
-        """Carry the states through the layer: what its ``linears`` read.  Those that are ``rounded`` multiply so."""
+        """What the ``linears`` of the layer read; the ``last`` time the states are carried through it.
+
+        Those that are ``rounded`` multiply so.
+        """
 
         def multiply(linear: AnyLinear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
             one = rounded.get(linear.name)
@@ -185,7 +198,8 @@ class Coder:
         for start in range(0, len(self.states), _SEQUENCES):
             some = slice(start, start + _SEQUENCES)
             ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, sys.maxsize, multiply)
-            self.states[some] = ran.states
+            if last:
+                self.states[some] = ran.states
             for linear, tally in read.items():
                 tally.add(turned(_ordinary(ran.seen[linear]), turns[linear]), threads)
         return {linear: tally.inputs() for linear, tally in read.items()}
@@ -210,6 +224,23 @@ class Coder:
         self.fitted += fitted
         self.rounded += not fitted
         return stacked([weight for weight, _ in found])
+
+
+def _within_memory(layer: Layer, linears: Sequence[Linear]) -> list[list[Linear]]:
+    """``linears`` of ``layer`` in groups whose energies are in memory together: experts may be too many for that at once.
+
+    For each group the states go through the layer again.
+    """
+    mixture, held = mixture_of(layer), 0
+    groups: list[list[Linear]] = [[]]
+    of_experts = frozenset(one.name for one in mixture.linears) if mixture is not None else frozenset()
+    for linear in sorted(linears, key=lambda one: one.name in of_experts):
+        held += 4 * linear.columns**2 if linear.name in of_experts else 0
+        if held > _EXPERT_ENERGIES:
+            groups.append([])
+            held = 4 * linear.columns**2
+        groups[-1].append(linear)
+    return groups
 
 
 def _rounded_products(

@@ -1,4 +1,4 @@
-"""Chunks of a prompt that are longer than was asked, where experts come from flash: a chunk reads each expert once."""
+"""Chunks of a prompt that are longer than was asked, for mixtures: a chunk reads each expert once, from wherever it lies."""
 
 from __future__ import annotations
 
@@ -36,20 +36,18 @@ def between_experts(decoder: Decoder, rows: int) -> int:
 
 
 def in_long_chunks(asked: Placed, placed: Callable[[RuntimeConfig], Placed]) -> Placed:
-    """As ``asked``, or where experts come from flash, with as many chunks of a window in one as memory allows.
+    """A mixture as ``asked``, or with as many chunks of a window in one as memory allows.
 
     A step still has as many rows as were asked for.
     """
     runtime, experts = asked.runtime, asked.weights.host.experts
     assert runtime.chunk is not None and runtime.context is not None
-    if experts is None:
-        return asked
     for joined in range(runtime.window, 1, -1):
         chunk = min(joined * runtime.chunk, max(runtime.chunk, runtime.context))
         if runtime.window % joined or not runtime.chunk < chunk <= MOST_CHUNK:
             continue
         found = placed(replace(runtime, chunk=chunk, window=runtime.window // joined))
         left = found.weights.host.experts
-        if left is not None and left.slots >= (1 - _LOST_SLOTS) * experts.slots and left.quota:
+        if left is None or experts is None or left.slots >= (1 - _LOST_SLOTS) * experts.slots:
             return found
     return asked

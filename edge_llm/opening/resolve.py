@@ -181,7 +181,8 @@ def _int8_plan(
         weights = _weights(stored, budgets.weights, bundle, device, room, work, own_layers(runtime.draft) or 0)
         return Placed(runtime, room, work, weights)
 
-    runtime, room, work, weights = in_long_chunks(placed(runtime), placed)
+    asked = placed(runtime)
+    runtime, room, work, weights = asked if stored.experts is None else in_long_chunks(asked, placed)
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then
