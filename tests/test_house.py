@@ -305,7 +305,7 @@ def test_a_plan_is_made_without_effects():
 OPENING = (
     "library", "made_from", "examine", "processor",  # what is here, for lists and reports
     "runner", "load",  # a plan is made, and carried out
-    "resolve", "defaults", "budgets", "kv_plan", "cpus",  # it is made
+    "resolve", "defaults", "budgets", "kv_plan", "chunks", "cpus",  # it is made
     "carry_out", "draft_model", "prefix_cache", "float_assembly", "numerics", "begin",  # it is carried out
     "plan", "ledger", "machine", "auto_device", "adapters", "adapter_plan",  # what both know
 )  # fmt: skip
@@ -328,7 +328,7 @@ def test_opening_is_entered_in_one_direction():
 
 
 def test_what_carries_a_plan_out_decides_nothing():
-    planners, first, last = set(OPENING[6:10]), OPENING.index("carry_out"), OPENING.index("begin")
+    planners, first, last = set(OPENING[6:11]), OPENING.index("carry_out"), OPENING.index("begin")
     found = imports_in_opening()
     for name in OPENING[first : last + 1]:
         assert not found[name] & planners, name

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_llm.config import MOST_CHUNK, RuntimeConfig
 from edge_llm.devices.base import Room
 from edge_llm.models.layer import Decoder
-from edge_llm.opening.plan import WeightsPlan
 from edge_llm.operations.early_router import mixture_of
+
+if TYPE_CHECKING:
+    from edge_llm.opening.plan import WeightsPlan
 
 _LOST_SLOTS = 0.1
 """Most of the slots for experts that make room for longer chunks."""

@@ -177,7 +177,7 @@ def _int8_plan(
         assert runtime.context is not None and runtime.chunk is not None
         room = Room(tokens, runtime.context, chunk_lengths(runtime.chunk, runtime.context), runtime.window, states)
         work = activation_bytes(decoder, device.placement, runtime.chunk, runtime.window)
-        work += between_experts(decoder, runtime.chunk)
+        work += between_experts(decoder, runtime.chunk) if stored.experts is not None else 0
         weights = _weights(stored, budgets.weights, bundle, device, room, work, own_layers(runtime.draft) or 0)
         return Placed(runtime, room, work, weights)
 
