@@ -84,7 +84,7 @@ def test_the_bits_are_those_of_experts_in_memory(bundle, exact, memory, more):
 
 
 def test_a_prompt_of_several_chunks_reads_each_expert_once(bundle, exact):
-    """A window is one chunk, where that leaves room for nearly as many experts."""
+    """A window is one chunk, where that leaves room for as many experts."""
     runner = runner_of(bundle, str(int(0.7 * WeightSizes.of_bundle(bundle).total)), chunk=16, window=4)
     found = runner.forward(runner.open(), TOKENS[:50], wanted=50)
     assert np.array_equal(found, exact[:50])

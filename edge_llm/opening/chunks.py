@@ -14,10 +14,6 @@ from edge_llm.operations.early_router import mixture_of
 if TYPE_CHECKING:
     from edge_llm.opening.plan import WeightsPlan
 
-_LOST_SLOTS = 0.1
-"""Most of the slots for experts that make room for longer chunks."""
-
-
 _ROWS_BETWEEN = 4
 """Sums, and what goes into and comes out of a call.  Half of what experts give waits for others, whose numbers are lower."""
 
@@ -38,7 +34,7 @@ def between_experts(decoder: Decoder, rows: int) -> int:
 
 
 def in_long_chunks(asked: Placed, placed: Callable[[RuntimeConfig], Placed]) -> Placed:
-    """A mixture as ``asked``, or with as many chunks of a window in one as memory allows.
+    """A mixture as ``asked``, or with as many chunks of a window in one as leave as many of its experts in memory.
 
     A step still has as many rows as were asked for.
     """
@@ -50,6 +46,6 @@ def in_long_chunks(asked: Placed, placed: Callable[[RuntimeConfig], Placed]) -> 
             continue
         found = placed(replace(runtime, chunk=chunk, window=runtime.window // joined))
         left = found.weights.host.experts
-        if left is None or experts is None or left.slots >= (1 - _LOST_SLOTS) * experts.slots:
+        if left is None or experts is None or left.quota >= experts.quota:
             return found
     return asked
