@@ -182,7 +182,8 @@ def _int8_plan(
         return Placed(runtime, room, work, weights)
 
     asked = placed(runtime)
-    runtime, room, work, weights = asked if stored.experts is None else in_long_chunks(asked, placed)
+    joins = stored.experts is not None and not has_card(options.device)  # a card's chunks are of its own lengths
+    runtime, room, work, weights = in_long_chunks(asked, placed) if joins else asked
     card = 0 if weights.card is None else weights.card.held
     pages = device.kv_bytes(decoder, tokens)
     alone = device.placement.alone  # keys, values and activations lie on the card then
