@@ -183,6 +183,7 @@ def build_sdist(tools: Tools, out: Path) -> Path:
     """The sdist of the checkout in ``out``, unpacked: the folder. Wheels are built from it, so it has all that they need."""
     tools.run([tools.common / "bin" / "python", "-m", "build", "--sdist", "--outdir", out, ROOT])
     sdist = max(out.glob("edge_llm-*.tar.gz"), key=lambda file: file.stat().st_mtime)
+    shutil.rmtree(tools.work / "source", ignore_errors=True)
     with tarfile.open(sdist) as opened:
         opened.extractall(tools.work / "source", filter="data")
     return tools.work / "source" / sdist.name.removesuffix(".tar.gz")
@@ -192,6 +193,7 @@ def build_wheel(tools: Tools, source: Path, python: Python, processor: str, out:
     """The wheel of ``source`` in ``out``, for a platform that auditwheel has checked. Raises ReleaseError if it is not fit."""
     environment = tools.for_python(python)
     work = tools.work / f"{python.tag}-{processor}"
+    shutil.rmtree(work, ignore_errors=True)  # files of an sdist are older than the objects of an earlier build
     compiler = toolchain(tools, processor, f"gnu.{GLIBC}")
     defines = {"Python_INCLUDE_DIR": headers(tools.work, python), "CMAKE_TOOLCHAIN_FILE": compiler}
     settings = [f"-Ccmake.define.{name}={value}" for name, value in defines.items()]
@@ -226,6 +228,7 @@ def kernels_digest(tools: Tools, source: Path, processor: str) -> str | None:
     if processor != machine and qemu is None:
         return None
     folder = tools.work / f"kernels-test-{processor}"
+    shutil.rmtree(folder, ignore_errors=True)
     cmake = tools.common / "bin" / "cmake"
     options = ["-G", "Ninja", "-DEDGE_NATIVE_TESTS=ON", "-DCMAKE_EXE_LINKER_FLAGS=-static"]
     options += [f"-DCMAKE_TOOLCHAIN_FILE={toolchain(tools, processor, 'musl')}"]
