@@ -269,6 +269,36 @@ def test_a_window_that_is_not_taken_whole_forgets_nothing():
         window_of(10, 1)
 
 
+@pytest.mark.parametrize("fails", ["read", "start"])
+def test_a_window_has_nothing_of_a_step_that_failed_among_its_reads(fails):
+    """What it says to be in memory is there, also where reads before the one that failed had ended."""
+    random, bad = np.random.default_rng(0), {3, 7}
+
+    def start(key, buffer, urgent):
+        if fails == "start" and key.run in bad:
+            raise StorageError("the disk is gone")
+        return Bringer()
+
+    def opened(key, buffer, waited):
+        if key.run in bad:
+            raise StorageError("the disk is gone")
+        return buffer
+
+    store = BlockStore(Buffers(range(6)), start, opened)
+    window, failed = Window("w", 20, 6, store, np.zeros(1, np.int8)), 0
+    for _ in range(60):
+        runs = np.sort(random.permutation(20)[: random.integers(0, 12)])
+        try:
+            found = [run for some in window.take(runs, 1) for run in some.runs.tolist()]
+            assert sorted(found) == runs.tolist()
+        except StorageError:
+            failed += 1
+        there = np.flatnonzero(window._place >= 0).tolist()
+        assert {RunKey("w", run) for run in there} == set(store.held)
+        assert [store.use(RunKey("w", run)) for run in there] == window._place[there].tolist()
+    assert 0 < failed < 60
+
+
 def test_threads_and_instruction_sets_change_no_bit(bundle, exact):
     before = kernels.isa()
     try:

@@ -146,6 +146,7 @@ class Window:
                 if len(left):
                     left = self._begin(left, begun, arrived)
         finally:
+            self._place[begun] = -1  # of some of them the read has ended, before another one failed
             for run in begun:
                 self._store.release(RunKey(self._linear, run))
 
@@ -168,8 +169,8 @@ class Window:
         self._place[leaving] = -1
         now = missing[: room + len(leaving)].tolist()
         for run in now:
+            begun.append(run)
             self._store.request(RunKey(self._linear, run))
-        begun += now
         return missing[len(now) :]
 
     def _wait(self, runs: list[int]) -> None:
