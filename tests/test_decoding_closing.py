@@ -180,3 +180,25 @@ def test_an_answer_whose_end_is_hard_to_find_holds_nobody_up(engine, text):
     looked.clear()
     place._budget._steps = place._next_look = 0
     assert not place.looks(300) and not looked
+
+
+AMBIGUOUS = 'start: s END\nEND: /[xyz]{800}/\ns: s s | L\nL: /[a-h]/'
+"""All parts of its texts join with all others, so that a step may take a hundred times longer than one of JSON."""
+
+
+def test_steps_of_many_readings_count_for_many(engine, monkeypatch):
+    wide = []
+    takes = Budget.takes
+    monkeypatch.setattr(Budget, "takes", lambda self, *given: (wide.append(self.is_wide), takes(self, *given))[1])
+    _, place = place_of(Grammar("lark", AMBIGUOUS), engine.tokenizer, "abcdefgh" * 3)
+    assert not place.looks(300) and place._budget.is_spent
+    assert sum(wide) <= ANSWER_STEPS / 20 + 1 < len(wide)
+
+
+@pytest.mark.parametrize("count", [50, 300])
+def test_an_object_of_many_optional_properties_has_an_end(engine, count):
+    inner = {"type": "object", "properties": {f"property_{index}": {"type": "integer"} for index in range(count)}}
+    outer = {"type": "object", "properties": {"inner": inner | {"additionalProperties": False}}, "required": ["inner"]}
+    for text in ("{", '{"inner":{'):
+        _, place = place_of(form(outer), engine.tokenizer, text)
+        assert place.looks(64), text

@@ -11,11 +11,14 @@ nowhere shorter, such as the letters of a free string, one stands for all.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.decoding.token_table import ByteTable, TokenTable
+from edge_llm.decoding.trial import on_deep_stack
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -25,8 +28,11 @@ MAX_NODES = 300
 ANSWER_STEPS = 50_000
 """Steps of the grammar that all searches of one answer take, 6 to 10 us each; behind them its end is left to chance.
 They are counted and not timed, so that a busy machine gives the same answer."""
-MAX_ITEMS = 500
-"""Readings of a text that one step may follow; usual grammars have tens, a schema of 300 optional properties has 300."""
+MAX_ITEMS = (150, 500)
+"""Readings of a text that one step may follow; usual grammars have tens.  The wide limit is for the rest, such as a schema of
+300 optional properties, which has 300."""
+_WIDE = 20
+"""Steps that one by the wide limit counts for: where all readings are joined to all others, it takes so much longer."""
 _HARD = 100
 """Steps that a place with more readings counts for."""
 _LONGEST = (2, 4, 6, 8, 11, 15, 20, 27, 36, 48, 64, 96, 144, 216, 324, 486, 729)
@@ -64,6 +70,7 @@ class Budget:
 
     def __init__(self, steps: int = ANSWER_STEPS) -> None:
         self._steps = steps
+        self._is_wide = self._met_hard = False
         self.kinds: dict[bytes, list[int]] = {}
         """Of the bytes that may come next, by all of these: one of each kind, as they were found once."""
 
@@ -73,7 +80,21 @@ class Budget:
 
     def look(self, matcher: LLMatcher) -> None:
         """A place was looked at."""
-        self._steps -= _HARD if matcher.is_error() else 1
+        is_hard = matcher.is_error()
+        self._met_hard |= is_hard
+        self._steps -= (_HARD if is_hard else 1) * (_WIDE if self._is_wide else 1)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether searches are by the wide limit of readings."""
+        return self._is_wide
+
+    def widens(self) -> bool:
+        """Whether searches go on by the wide limit from here on, as places with more readings were met."""
+        if self._is_wide or not self._met_hard or self.is_spent:
+            return False
+        self._is_wide = True
+        return True
 
     def takes(self, matcher: LLMatcher, token: int) -> bool:
         """Whether ``matcher`` goes on behind ``token``."""
@@ -85,7 +106,8 @@ class Budget:
 class Alphabet:
     """A model's vocabulary, of which only bytes and control tokens are used."""
 
-    def __init__(self, library: Any, table: TokenTable, limits: Any) -> None:
+    def __init__(self, library: Any, table: TokenTable, limits: Sequence[Any]) -> None:
+        """``limits`` of the library: one for each of `MAX_ITEMS`."""
         self.table = table
         size = len(table.tokens)
         self.bytes = ByteTable(size, {token: table.tokens[token] for token in table.special_token_ids}, table.end_ids)
@@ -94,9 +116,10 @@ class Alphabet:
         self._library, self._limits = library, limits
         self._tokens = library.LLTokenizer(self.bytes, n_vocab=size, eos_token=table.end_ids)
 
-    def matcher(self, source: str) -> LLMatcher:
+    def matcher(self, source: str, is_wide: bool) -> LLMatcher:
         """A grammar of these tokens."""
-        made: LLMatcher = self._library.LLMatcher(self._tokens, source, log_level=0, limits=self._limits)
+        limits = self._limits[is_wide]
+        made: LLMatcher = on_deep_stack(lambda: self._library.LLMatcher(self._tokens, source, log_level=0, limits=limits))
         return made
 
 
@@ -105,9 +128,15 @@ class Ways:
 
     def __init__(self, alphabet: Alphabet, source: str) -> None:
         self.table, self.bytes = alphabet.table, alphabet.bytes
-        self.start = alphabet.matcher(source)
+        self._source, self._alphabet = source, alphabet
+        self.start = alphabet.matcher(source, False)
         self._ids, self._control = alphabet.ids, alphabet.control
         self._bits = np.zeros(4 * ((len(self.table.tokens) + 31) // 32), np.uint8)
+
+    @cached_property
+    def wide_start(self) -> LLMatcher:
+        """The start by the wide limit of readings."""
+        return self._alphabet.matcher(self._source, True)
 
     def follow(self, matcher: LLMatcher, token: int) -> bool:
         """Take ``matcher`` behind a token of the model."""
@@ -197,6 +226,9 @@ class Ways:
                 most = min(most, nodes + _MORE_NODES)
                 if best is None or len(way) < len(best):
                     best = way
+                continue
+            if here.is_error():
+                budget.look(here)
                 continue
             if here.is_stopped() or len(way) >= (longest if best is None else len(best) - 1):
                 continue
@@ -325,7 +357,7 @@ class Place:
             return None
         found = self._ways.shortest(slow, self._budget)
         if found is None:
-            return None
+            return self._way(matcher, token) if self._widens() else None
         for text in self._ways.tokens(found):
             for plan in (text, [*text, self._ways.table.end_ids[0]]):
                 if self._ends(matcher, plan):
@@ -335,9 +367,19 @@ class Place:
     def _place(self) -> LLMatcher | None:
         """The place byte by byte, brought up to here."""
         if self._slow is None:
-            self._slow = self._ways.start.deep_copy()
+            self._slow = (self._ways.wide_start if self._budget.is_wide else self._ways.start).deep_copy()
         for token in self._tokens[self._followed :]:
             self._followed += 1
             if not self._ways.follow(self._slow, token):
-                return None
-        return None if self._slow.is_error() else self._slow
+                break
+        if not self._slow.is_error():
+            return self._slow
+        self._budget.look(self._slow)
+        return self._place() if self._widens() else None
+
+    def _widens(self) -> bool:
+        """Begin anew by the wide limit of readings, if that may help and was not done."""
+        if not self._budget.widens():
+            return False
+        self._slow, self._followed = None, 0
+        return True

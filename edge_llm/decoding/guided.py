@@ -185,13 +185,14 @@ class _Guide:
     def ways(self, compiled: _Compiled) -> Ways:
         """The ways through a grammar of this model."""
         if compiled.ways is None:
-            compiled.ways = on_deep_stack(lambda: Ways(self._alphabet, compiled.source))
-            compiled.bytes *= 2
+            compiled.ways = Ways(self._alphabet, compiled.source)
+            compiled.bytes *= 3  # as it may be made by both limits
         return compiled.ways
 
     @cached_property
     def _alphabet(self) -> Alphabet:
-        return Alphabet(self._library, self._table, self._library.LLParserLimits(**_LIMITS, step_max_items=MAX_ITEMS))
+        limits = [self._library.LLParserLimits(**_LIMITS, step_max_items=most) for most in MAX_ITEMS]
+        return Alphabet(self._library, self._table, limits)
 
     @property
     def kept_bytes(self) -> int:
