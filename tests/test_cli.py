@@ -83,7 +83,8 @@ def test_run_json_is_one_object_with_the_documented_keys(call, tiny_bundle):
     answer = json.loads(out)
     assert code == 0
     place = {"device", "device_reason", "placement", "placement_reason", "keys", "activations"}
-    assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "usage", "timings"} | place
+    sources = {"card_bytes_per_token", "host_bytes_per_token", "flash_bytes_per_token"}
+    assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "usage", "timings"} | place | sources
     assert (answer["finish_reason"], len(answer["tokens"])) == ("length", 5)
     assert answer["usage"]["completion_tokens"] == 5
 

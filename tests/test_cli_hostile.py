@@ -74,7 +74,8 @@ def test_the_files_that_a_verb_reads_are_known() -> None:
     }  # fmt: skip
     assert found == {
         ("import", "--sensitive"), ("perplexity", "file"), ("serve", "--api-key-file"), ("chat", "--api-key-file"),
-        ("bench", "--compare"), ("bench", "--quality-text"), ("bench experts", "trace"),
+        ("bench", "--compare"), ("bench", "--quality-text"), ("bench experts", "trace"), ("bench neurons", "--text"),
+        ("bench neurons", "--calibration"),
     }  # fmt: skip
 
 

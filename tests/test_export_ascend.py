@@ -236,7 +236,7 @@ def test_layers_of_other_shapes_are_compiled_with_their_own(
     layers = [Layer("", ODD["plain"]), Layer("", wide), Layer("", ODD["plain"])]
     weights = [{one.name: random_weight(one.rows, one.columns, one.bias) for one in layer.linears} for layer in layers]
     monkeypatch.setattr(exporter, "layer_weights", lambda _, __, index: BlockWeights(weights[index], {}))
-    decoder = SimpleNamespace(layers=layers, host_alone="")
+    decoder = SimpleNamespace(layers=layers, host_alone="", beside_cards="")
     odd: Any = SimpleNamespace(folder=Path("odd"), decoder=decoder, tensors={}, read_block=lambda name: {})
     odd.with_static_scales = lambda: odd
     folder, kept = export_onnx(odd, tmp_path / "out", (4,), flavour=flavour).folder, tmp_path / "kept"

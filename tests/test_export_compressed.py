@@ -125,7 +125,7 @@ def test_w8a8_leaves_as_it_came_and_comes_back_the_same(tmp_path: Path, how: dic
 
 
 @pytest.mark.thorough(keep=2)
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", [name for name in EVERY if name != "opt"])  # whose checkpoints are not written
 def test_transformers_computes_what_our_reader_reads(tmp_path: Path, family: str) -> None:
     folder, _ = family_folder(tmp_path / "float", family)
     some = Outliers("auto", (("layers.1.*", "float16"),))
