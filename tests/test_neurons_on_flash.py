@@ -27,7 +27,7 @@ from edge_llm.schemes.neurons import PAGE, runs_of
 from edge_llm.weights.base import NeuronCounts
 from edge_llm.weights.neurons import RunKey, Window
 from edge_llm.weights.plan import LEAST_RUNS, WeightSizes
-from edge_llm.weights.rooms import Buffers
+from edge_llm.weights.pools import BufferPool
 from edge_llm.weights.store import BlockStore
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 60).tolist()
@@ -236,7 +236,8 @@ class Bringer:
 
 
 def window_of(count, quota):
-    store = BlockStore(Buffers(range(quota)), lambda key, buffer, urgent: Bringer(), lambda key, buffer, waited: 1000 + key.run)
+    pool = BufferPool(range(quota))
+    store = BlockStore(pool, lambda key, buffer, urgent: Bringer(), lambda key, buffer, waited: 1000 + key.run)
     return Window("w", count, quota, store, np.zeros(1, np.int8)), store
 
 
@@ -277,14 +278,14 @@ def test_a_window_has_nothing_of_a_step_that_failed_among_its_reads(fails):
     def start(key, buffer, urgent):
         if fails == "start" and key.run in bad:
             raise StorageError("the disk is gone")
-        return Bringer()
+        return Arrived()
 
     def opened(key, buffer, waited):
         if key.run in bad:
             raise StorageError("the disk is gone")
         return buffer
 
-    store = BlockStore(Buffers(range(6)), start, opened)
+    store = BlockStore(BufferPool(range(6)), start, opened)
     window, failed = Window("w", 20, 6, store, np.zeros(1, np.int8)), 0
     for _ in range(60):
         runs = np.sort(random.permutation(20)[: random.integers(0, 12)])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from edge_llm.weights.pools import BufferPool
 from edge_llm.weights.ring import Ring, in_turn
-from edge_llm.weights.rooms import Buffers
 
 KEYS = range(7)
 NBYTES = 3
@@ -70,7 +70,7 @@ class Disk:
         self.fate = "good"  # of what is started next
         self.readings: list[Reading] = []
         self.started: list[tuple[int, bool]] = []
-        self.ring: Ring[int, bytearray] = Ring(Buffers(self.buffers), self.start, self.open)
+        self.ring: Ring[int, bytearray] = Ring(BufferPool(self.buffers), self.start, self.open)
 
     def start(self, key: int, buffer: bytearray, urgent: bool) -> Reading:
         self.readings = [reading for reading in self.readings if reading.running]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_llm.errors import CorruptBundle, StorageError
 from edge_llm.weights.cache import BlockCache
 from edge_llm.weights.policies import DEFAULT, LRU, Key, Slots, Uses, policy_of
-from edge_llm.weights.rooms import Budget, Buffers
+from edge_llm.weights.pools import Budget, BufferPool
 from edge_llm.weights.store import BlockStore
 
 LAYERS, EXPERTS = 3, 8
@@ -81,7 +81,7 @@ def content(key: Key) -> int:
 
 
 def store_of(disk: Disk, slots: int) -> BlockStore[Key, tuple[Key, np.ndarray]]:
-    return BlockStore(Buffers([np.zeros(16, np.uint8) for _ in range(slots)]), disk.start, disk.open)
+    return BlockStore(BufferPool([np.zeros(16, np.uint8) for _ in range(slots)]), disk.start, disk.open)
 
 
 def assert_right(found: list[tuple[int, tuple[Key, np.ndarray]]], layer: int) -> list[int]:
@@ -200,16 +200,16 @@ def test_two_kinds_in_one_budget_have_what_was_asked_for_and_never_more_memory(r
     budget = Budget(16 * count + own)
     budget.take("slots", 16 * count)
     disk = Disk(np.random.default_rng(seed), fails=0.1)
-    slots = BlockStore(Buffers([np.zeros(16, np.uint8) for _ in range(count)]), disk.start, disk.open)
-    room = budget.bytes("own", own, lambda number: 7 * number)
-    kept: BlockStore[int, bytes] = BlockStore(room)
+    slots = BlockStore(BufferPool([np.zeros(16, np.uint8) for _ in range(count)]), disk.start, disk.open)
+    pool = budget.byte_pool("own", own, lambda number: 7 * number)
+    kept: BlockStore[int, bytes] = BlockStore(pool)
     for verb, number in requests:
         key = Key(0, number)
         if verb == "keep":
             if kept.make_place(number) and number not in kept:
                 kept.keep(number, bytes([number] * 7 * number))
             assert (number in kept) == (7 * number <= own)
-            assert sum(len(kept.use(one)) for one in kept.held) == room.held <= own
+            assert sum(len(kept.use(one)) for one in kept.held) == pool.held <= own
         elif verb == "guess":
             before = slots.held
             assert slots.guess(key) == (key not in before and len(before) < count)
@@ -237,11 +237,11 @@ def test_a_budget_gives_no_more_than_it_has_and_what_is_given_back_again():
     budget = Budget(100)
     budget.take("layers", 60)
     with pytest.raises(MemoryError, match="`experts` wants 41 bytes, and 40 of the 100"):
-        budget.bytes("experts", 41, len)
+        budget.byte_pool("experts", 41, len)
     budget.take("layers", 59)
     budget.take("experts", 41)
     assert budget.shares == {"layers": 59, "experts": 41}
     budget.give_back("layers")
     budget.take("tables", 59)
     with pytest.raises(LookupError, match="nothing brings it"):
-        BlockStore(budget.bytes("none", 0, lambda key: 0)).request("layers.3")
+        BlockStore(budget.byte_pool("none", 0, lambda key: 0)).request("layers.3")

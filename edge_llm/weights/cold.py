@@ -16,7 +16,7 @@ import numpy as np
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 from edge_llm.schemes.int8_weight import Int8Weight, by_blocks, expand_blocks, is_codes
-from edge_llm.weights.rooms import Budget
+from edge_llm.weights.pools import Budget
 from edge_llm.weights.store import BlockStore
 
 
@@ -32,8 +32,8 @@ class ColdChannels:
 
     def __init__(self, bundle: Bundle, budget: Budget, nbytes: int) -> None:
         self._bundle = bundle
-        self._room = budget.bytes("cold channels", nbytes, partial(_size, bundle))
-        self._store: BlockStore[ColdBlock, np.ndarray] = BlockStore(self._room)
+        self._pool = budget.byte_pool("cold channels", nbytes, partial(_size, bundle))
+        self._store: BlockStore[ColdBlock, np.ndarray] = BlockStore(self._pool)
         self.read = 0
         """Matrices that were read so far, each because of channels that were not in memory."""
 
@@ -59,7 +59,7 @@ class ColdChannels:
     @property
     def held(self) -> int:
         """Bytes in memory."""
-        return self._room.held
+        return self._pool.held
 
     def _fetch(self, keys: Sequence[ColdBlock], places: Sequence[int], found: np.ndarray) -> None:
         """Fill the ``places`` of ``found`` from flash.  All of the tensor is read, because its checksum is of all."""

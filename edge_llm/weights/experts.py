@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle
     from edge_llm.kernels import ThreadPool
     from edge_llm.weights.memory_plan import ExpertSlots
-    from edge_llm.weights.rooms import Budget
+    from edge_llm.weights.pools import Budget
 
 Opened = Sequence[Weight]
 """An expert: gate and up in one, then down."""
@@ -41,8 +41,8 @@ class StoredExperts:
 
     def __init__(self, bundle: Bundle, plan: ExpertSlots, reader: BlockReader, budget: Budget) -> None:
         self._bundle = bundle
-        room = budget.buffers("experts", plan.slots, plan.slot_bytes, direct_buffers)
-        store = BlockStore(room, _Reads(reader).start, _Opener(bundle).open)
+        pool = budget.buffer_pool("experts", plan.slots, plan.slot_bytes, direct_buffers)
+        store = BlockStore(pool, _Reads(reader).start, _Opener(bundle).open)
         self._store: BlockStore[Key, Opened] = store
         self.cache = BlockCache(store, Slots(policy_of(DEFAULT, plan.count), plan.quota), plan.ahead)
         self._layers = {

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edge_llm.formats.layout import TensorRange
     from edge_llm.kernels.range_reader import RangeReader
     from edge_llm.weights.memory_plan import NeuronSlots
-    from edge_llm.weights.rooms import Budget
+    from edge_llm.weights.pools import Budget
 
 
 class RunKey(NamedTuple):
@@ -61,8 +61,8 @@ class StoredNeurons:
         reads = _Reads(bundle, known, reader, file, memory)
         self._linears = found
         slots = list(memory.reshape(plan.slots, plan.slot_bytes))
-        room = budget.buffers("neurons", plan.slots, plan.slot_bytes, lambda count, nbytes: slots)
-        self._store: BlockStore[RunKey, int] = BlockStore(room, reads.start, reads.open)
+        pool = budget.buffer_pool("neurons", plan.slots, plan.slot_bytes, lambda count, nbytes: slots)
+        self._store: BlockStore[RunKey, int] = BlockStore(pool, reads.start, reads.open)
         integers = memory.view(np.int8)
         self._windows = {
             name: Window(name, runs_of(linear).total, plan.quota, self._store, integers) for name, linear in found.items()

@@ -1,6 +1,6 @@
 """A few blocks that take turns in the memory of a store: while one block is used, the next ones are on their way.
 
-Whoever makes a ring says what its room is, how a block is started into a buffer and how it is opened once it is there:
+Whoever makes a ring says what its pool is, how a block is started into a buffer and how it is opened once it is there:
 tensors of a layer, rows of a table, or a layer in the memory of a card.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from edge_llm.weights.rooms import Bringing, Room
+from edge_llm.weights.pools import SlotPool, Transfer
 from edge_llm.weights.store import BlockStore
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -19,26 +19,26 @@ OpenedT = TypeVar("OpenedT")
 
 
 class Ring(Generic[KeyT, OpenedT]):
-    """The blocks that were requested last, as many as ``room`` has places for; ``start`` and ``open`` are a `BlockStore`'s.
+    """The blocks that were requested last, as many as ``pool`` has places for; ``start`` and ``open`` are a `BlockStore`'s.
 
     `wait` has one caller at a time; any thread may call `request` and `use` meanwhile.
     """
 
     def __init__(
         self,
-        room: Room,
-        start: Callable[[KeyT, BufferT, bool], Bringing[WaitedT]],
+        pool: SlotPool,
+        start: Callable[[KeyT, BufferT, bool], Transfer[WaitedT]],
         open: Callable[[KeyT, BufferT, WaitedT], OpenedT],
     ) -> None:
-        self.store: BlockStore[KeyT, OpenedT] = BlockStore(room, start, open)
-        self._room = room
+        self.store: BlockStore[KeyT, OpenedT] = BlockStore(pool, start, open)
+        self._pool = pool
 
     def __len__(self) -> int:
-        return len(self._room.slots)
+        return len(self._pool.slots)
 
     def request(self, key: KeyT, *, urgent: bool = False) -> None:
         """Start to bring ``key`` in place of the block that was requested the longest ago, unless it is here or on its way."""
-        self.store.take_turn(key, urgent=urgent)
+        self.store.request_evicting(key, urgent=urgent)
 
     def wait(self, key: KeyT) -> None:
         """Wait until ``key`` is here and opened; a block that was not requested is requested now.

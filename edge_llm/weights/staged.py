@@ -17,7 +17,7 @@ from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, no_channels
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.memory_plan import StagingPlan
-from edge_llm.weights.rooms import Budget
+from edge_llm.weights.pools import Budget
 from edge_llm.weights.streamed import StreamedWeights
 from edge_llm.weights.token_bytes import card_token
 

@@ -1,4 +1,4 @@
-"""Blocks by name in a room: they are asked for at any time, some because a step needs them, some on a guess.
+"""Blocks by name in a pool of slots: they are asked for at any time, some because a step needs them, some on a guess.
 
 Who needs a block waits for it, so its read goes before those of guesses.  A guess that turns out wrong is dropped: what no
 reader took on yet is never read.  A store knows neither files nor arrays, and never lets go of a block by itself: who
@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Hashable, Sequence
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
-from edge_llm.weights.rooms import Bringing, Room, Slot
+from edge_llm.weights.pools import Slot, SlotPool, Transfer
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 BufferT = TypeVar("BufferT")
@@ -21,7 +21,7 @@ OpenedT = TypeVar("OpenedT")
 
 
 class BlockStore(Generic[KeyT, OpenedT]):
-    """As many blocks as ``room`` has places for, each in a slot from when it is asked for until `release`.
+    """As many blocks as ``pool`` has places for, each in a slot from when it is asked for until `release`.
 
     ``start(key, buffer, urgent)`` begins to bring a block and returns at once; ``open(key, buffer, waited)`` checks what came
     and gives what the block is used as.  Neither may hold the owner of the store, whose memory would then wait for a garbage
@@ -30,14 +30,14 @@ class BlockStore(Generic[KeyT, OpenedT]):
 
     def __init__(
         self,
-        room: Room,
-        start: Callable[[KeyT, BufferT, bool], Bringing[WaitedT]] | None = None,
+        pool: SlotPool,
+        start: Callable[[KeyT, BufferT, bool], Transfer[WaitedT]] | None = None,
         open: Callable[[KeyT, BufferT, WaitedT], OpenedT] | None = None,
     ) -> None:
         """Without ``start`` and ``open``, blocks come by `keep` alone."""
-        self._room = room
+        self._pool = pool
         self._taken: OrderedDict[KeyT, Slot] = OrderedDict()  # what was asked for last is the last
-        self._start: Callable[[KeyT, Any, bool], Bringing[Any]] = start or _unread
+        self._start: Callable[[KeyT, Any, bool], Transfer[Any]] = start or _unread
         self._open: Callable[[KeyT, Any, Any], Any] = open or _as_it_came
         self._lock = RLock()  # of slots: `request` and `wait` may be called at the same time
         self.guesses = 0
@@ -56,14 +56,14 @@ class BlockStore(Generic[KeyT, OpenedT]):
 
     def has_place(self, key: KeyT) -> bool:
         """Whether ``key``, which is not here, could be asked for with nobody leaving."""
-        return self._room.has_place(key)
+        return self._pool.has_place(key)
 
     def make_place(self, key: KeyT) -> bool:
         """What nobody has asked for the longest leaves until ``key`` has a place or is here; whether it has one now."""
         with self._lock:
-            while key not in self._taken and not self._room.has_place(key) and self._taken:
+            while key not in self._taken and not self._pool.has_place(key) and self._taken:
                 self.release(next(iter(self._taken)))
-            return key in self._taken or self._room.has_place(key)
+            return key in self._taken or self._pool.has_place(key)
 
     def is_guess(self, key: KeyT) -> bool:
         """Whether ``key`` was guessed, and nobody has asked for it since."""
@@ -84,11 +84,11 @@ class BlockStore(Generic[KeyT, OpenedT]):
             self._taken.move_to_end(key)
             if slot.is_guess:
                 self._end_guess(slot)
-                if slot.bringing is not None:
-                    slot.bringing.hurry()
+                if slot.transfer is not None:
+                    slot.transfer.hurry()
 
-    def take_turn(self, key: KeyT, *, urgent: bool = True) -> None:
-        """`request`, in place of the block that nobody has asked for the longest; any thread may do it meanwhile."""
+    def request_evicting(self, key: KeyT, *, urgent: bool = True) -> None:
+        """`request`, for which what nobody has asked for the longest leaves if need be; any thread may do it meanwhile."""
         with self._lock:
             self.make_place(key)
             self.request(key, urgent=urgent)
@@ -96,7 +96,7 @@ class BlockStore(Generic[KeyT, OpenedT]):
     def guess(self, key: KeyT) -> bool:
         """Bring ``key`` behind all that is needed; false, with nothing done, if it is here or has no place."""
         with self._lock:
-            if key in self._taken or not self._room.has_place(key):
+            if key in self._taken or not self._pool.has_place(key):
                 return False
             self._begin(key, urgent=False).is_guess = True
             self.guesses += 1
@@ -108,9 +108,9 @@ class BlockStore(Generic[KeyT, OpenedT]):
             wrong = [key for key, slot in self._taken.items() if slot.is_guess and key not in wanted]
             for key in wrong:
                 slot = self._taken[key]
-                if slot.bringing is not None:
+                if slot.transfer is not None:
                     slot.is_dropped = True
-                    slot.bringing.drop()
+                    slot.transfer.drop()
                 self.release(key)
         return len(wrong)
 
@@ -120,20 +120,20 @@ class BlockStore(Generic[KeyT, OpenedT]):
         Raises what its read or `open` raises, and its slot is free then; KeyError when nobody has asked for it.
         """
         slot = self._taken[key]
-        if slot.bringing is not None:
+        if slot.transfer is not None:
             try:
-                slot.opened = self._open(key, slot.buffer, slot.bringing.wait())
+                slot.opened = self._open(key, slot.buffer, slot.transfer.wait())
             except BaseException:
                 self.release(key)
                 raise
-            slot.bringing = None
+            slot.transfer = None
         opened: OpenedT = slot.opened
         return opened
 
     def use(self, key: KeyT) -> OpenedT:
         """What `wait` gave for ``key``, valid until `release`; KeyError when it is not here."""
         slot = self._taken[key]
-        if slot.bringing is not None:
+        if slot.transfer is not None:
             raise KeyError(key)
         opened: OpenedT = slot.opened
         return opened
@@ -153,15 +153,15 @@ class BlockStore(Generic[KeyT, OpenedT]):
                 slot.opened = None
                 if slot.buffer is None:
                     self._settle(slot)  # its memory goes with it
-                self._room.give(key, slot)
+                self._pool.give(key, slot)
 
     def close(self) -> None:
         """Give all memory back; nothing can be asked for any more."""
         with self._lock:
             self._release_all()
-            for slot in self._room.slots:
+            for slot in self._pool.slots:
                 self._settle(slot)
-            self._room.close()
+            self._pool.close()
 
     def place(self, key: KeyT) -> int:
         """The number of the slot that ``key`` is in, or on its way to."""
@@ -169,20 +169,20 @@ class BlockStore(Generic[KeyT, OpenedT]):
 
     def buffer(self, place: int) -> Any:
         """The buffer of slot ``place``."""
-        return self._room.slots[place].buffer
+        return self._pool.slots[place].buffer
 
-    def lend(self, writers: Sequence[Bringing[Any]]) -> None:
+    def lend(self, writers: Sequence[Transfer[Any]]) -> None:
         """Empty every slot for somebody who fills them himself; ``writers[i]`` is settled when nobody writes to slot i."""
         with self._lock:
             self._release_all()
-            for slot, writer in zip(self._room.slots, writers, strict=True):
-                slot.bringing = writer
+            for slot, writer in zip(self._pool.slots, writers, strict=True):
+                slot.transfer = writer
 
-    def put(self, place: int, key: KeyT, bringing: Bringing[Any]) -> None:
-        """Slot ``place``, which was lent, has ``key`` or will have it when ``bringing`` has ended."""
+    def put(self, place: int, key: KeyT, transfer: Transfer[Any]) -> None:
+        """Slot ``place``, which was lent, has ``key`` or will have it when ``transfer`` has ended."""
         with self._lock:
-            self._taken[key] = slot = self._room.claim(key, place)
-            slot.bringing = bringing
+            self._taken[key] = slot = self._pool.claim(key, place)
+            slot.transfer = transfer
 
     def _release_all(self) -> None:
         for key in self.held:
@@ -197,28 +197,28 @@ class BlockStore(Generic[KeyT, OpenedT]):
         slot = self._slot_for(key)
         try:
             self._settle(slot)
-            slot.bringing = self._start(key, slot.buffer, urgent)
+            slot.transfer = self._start(key, slot.buffer, urgent)
         except BaseException:
-            self._room.give(key, slot)
+            self._pool.give(key, slot)
             raise
         self._taken[key] = slot
         return slot
 
     def _slot_for(self, key: KeyT) -> Slot:
-        slot = self._room.take(key)
+        slot = self._pool.take(key)
         if slot is None:
             raise LookupError(f"no slot is free for `{key}`")
         return slot
 
     def _settle(self, slot: Slot) -> None:
         """Nobody writes to ``slot`` any more."""
-        if slot.bringing is not None:
-            there = slot.bringing.settle()
+        if slot.transfer is not None:
+            there = slot.transfer.settle()
             self.vain_bytes += there if slot.is_dropped else 0
-            slot.bringing, slot.is_dropped = None, False
+            slot.transfer, slot.is_dropped = None, False
 
 
-def _unread(key: Hashable, buffer: Any, urgent: bool) -> Bringing[Any]:
+def _unread(key: Hashable, buffer: Any, urgent: bool) -> Transfer[Any]:
     raise LookupError(f"`{key}` was not kept, and nothing brings it")
 
 

@@ -19,9 +19,9 @@ from edge_llm.weights.base import EMBEDDING, OUTPUT, FlashCounts
 from edge_llm.weights.experts import StoredExperts
 from edge_llm.weights.memory_plan import MemoryPlan
 from edge_llm.weights.neurons import StoredNeurons
+from edge_llm.weights.pools import Budget
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
-from edge_llm.weights.rooms import Budget
 from edge_llm.weights.table import FlashTable
 from edge_llm.weights.token_bytes import host_token
 from edge_llm.weights.turns import LayerTurns, RingTurns
@@ -82,8 +82,8 @@ class StreamedWeights:
         if self._experts is not None:
             self._experts.connect(self._resident)
         self._by_buffer = _LayersByBuffer(bundle, self._reader, self._layer_elsewhere(bundle))
-        room = self.budget.buffers(LAYERS, plan.slots, plan.slot_bytes, direct_buffers)
-        self._ring = Ring(room, self._by_buffer.start, self._by_buffer.open)
+        pool = self.budget.buffer_pool(LAYERS, plan.slots, plan.slot_bytes, direct_buffers)
+        self._ring = Ring(pool, self._by_buffer.start, self._by_buffer.open)
         self._turns = LayerTurns(self._ring, plan.streamed, self._by_buffer.get)
         self._loaded_bytes = reader.read_bytes
 

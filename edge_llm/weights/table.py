@@ -24,7 +24,7 @@ from edge_llm.weights.ring import Ring, in_turn
 
 if TYPE_CHECKING:
     from edge_llm.formats.bundle import Bundle
-    from edge_llm.weights.rooms import Budget
+    from edge_llm.weights.pools import Budget
 
 BLOCK_BYTES = 2 << 20
 """About as many bytes of the output matrix are multiplied at once."""
@@ -112,8 +112,8 @@ class FlashTable:
     def _ring(self, use: str, buffers: int, pieces: int) -> Ring[Run, np.ndarray]:
         """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles, codes or blocks."""
         nbytes = _buffer_bytes(self._tensor, pieces)
-        room = self._budget.buffers(f"{use} of {self._tensor.name}", buffers, nbytes, direct_buffers)
-        return Ring(room, self._flash.start, self._flash.open)
+        pool = self._budget.buffer_pool(f"{use} of {self._tensor.name}", buffers, nbytes, direct_buffers)
+        return Ring(pool, self._flash.start, self._flash.open)
 
     @property
     def _piece_rows(self) -> int:

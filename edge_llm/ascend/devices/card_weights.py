@@ -16,8 +16,8 @@ from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
 from edge_llm.schemes.tables import Table, expanded_runs
 from edge_llm.weights.base import SLOTS, FlashCounts, Weights
+from edge_llm.weights.pools import BufferPool
 from edge_llm.weights.ring import Ring
-from edge_llm.weights.rooms import Buffers
 
 CardLinearT = TypeVar("CardLinearT")
 
@@ -281,4 +281,4 @@ def _card_ring(
     def open_(index: int, slot: CardSlot[CardLinearT], waited: None) -> CardBlock[CardLinearT]:
         return kept[index].put(slot) if index in kept else load(host, index, slot)
 
-    return Ring(Buffers([CardSlot() for _ in range(slots)]), start, open_)
+    return Ring(BufferPool([CardSlot() for _ in range(slots)]), start, open_)

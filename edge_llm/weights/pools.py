@@ -1,4 +1,4 @@
-"""Where blocks lie in memory: in slots of one size, or each in as many bytes as it has; and one budget for all rooms."""
+"""The memory of blocks: pools of slots of one size, or of as many bytes as each block has, and one budget for all pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 WaitedT_co = TypeVar("WaitedT_co", covariant=True)
 
 
-class Bringing(Protocol[WaitedT_co]):
+class Transfer(Protocol[WaitedT_co]):
     """A block on its way into a buffer."""
 
     def wait(self) -> WaitedT_co:
@@ -36,8 +36,8 @@ class Slot:
     buffer: Any
     """None for a block that comes with memory of its own."""
     place: int = 0
-    """Its number among the slots of a room."""
-    bringing: Bringing[Any] | None = None
+    """Its number among the slots of a pool."""
+    transfer: Transfer[Any] | None = None
     """None when nobody writes to the buffer."""
     opened: Any = None
     is_guess: bool = False
@@ -45,8 +45,8 @@ class Slot:
     """Whether it was a guess that nobody wanted; its bytes are counted when they have settled."""
 
 
-class Room(Protocol):
-    """Memory of slots, each of which has a block or is free."""
+class SlotPool(Protocol):
+    """Slots, each of which has a block or is free."""
 
     @property
     def slots(self) -> Sequence[Slot]:
@@ -74,7 +74,7 @@ class Room(Protocol):
         ...
 
 
-class Buffers:
+class BufferPool:
     """Slots of one size, as many as there are ``buffers``."""
 
     def __init__(self, buffers: Iterable[Any]) -> None:
@@ -86,7 +86,7 @@ class Buffers:
 
     def take(self, key: Any) -> Slot | None:
         for place, slot in enumerate(self._free):
-            if slot.bringing is None:
+            if slot.transfer is None:
                 return self._free.pop(place)
         return self._free.pop(0) if self._free else None  # the one that was given back first
 
@@ -102,7 +102,7 @@ class Buffers:
         self.slots, self._free = (), []
 
 
-class Bytes:
+class BytePool:
     """``nbytes`` bytes for blocks with memory of their own, of which block ``key`` has ``size(key)``."""
 
     slots: tuple[Slot, ...] = ()
@@ -151,12 +151,12 @@ class Budget:
         """``kind`` has no share any more; nothing happens when it had none."""
         self.shares.pop(kind, None)
 
-    def buffers(self, kind: str, count: int, nbytes: int, make: Callable[[int, int], Iterable[Any]]) -> Buffers:
-        """Room for ``count`` blocks of a ``kind``, each of ``nbytes`` bytes at most, in what ``make(count, nbytes)`` gives."""
+    def buffer_pool(self, kind: str, count: int, nbytes: int, make: Callable[[int, int], Iterable[Any]]) -> BufferPool:
+        """Slots for ``count`` blocks of a ``kind``, each of ``nbytes`` bytes at most, in what ``make(count, nbytes)`` gives."""
         self.take(kind, count * nbytes)
-        return Buffers(make(count, nbytes))
+        return BufferPool(make(count, nbytes))
 
-    def bytes(self, kind: str, nbytes: int, size: Callable[[Any], int]) -> Bytes:
-        """``nbytes`` bytes of room for blocks of a ``kind`` that bring memory of their own: ``size(key)`` bytes each."""
+    def byte_pool(self, kind: str, nbytes: int, size: Callable[[Any], int]) -> BytePool:
+        """``nbytes`` bytes for blocks of a ``kind`` that bring memory of their own: ``size(key)`` bytes each."""
         self.take(kind, nbytes)
-        return Bytes(nbytes, size)
+        return BytePool(nbytes, size)
