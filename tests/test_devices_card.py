@@ -29,8 +29,9 @@ from edge_llm.opening.resolve import resolve
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import WeightSizes
 from edge_llm.weights.staged import StagedWeights
 
 pytestmark = pytest.mark.thorough(file=8)

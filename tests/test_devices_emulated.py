@@ -52,8 +52,9 @@ from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Subgraph
 from edge_llm.weights.base import TokenBytes
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import WeightSizes
 from edge_llm.weights.streamed import StreamedWeights
 
 pytestmark = pytest.mark.thorough(file=14)

@@ -18,8 +18,8 @@ from edge_llm.kernels.layout import pack_tiles, row_sums
 from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.weights.plan import WeightSizes
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import WeightSizes
 
 pytestmark = pytest.mark.thorough(file=6)
 

@@ -21,11 +21,12 @@ from edge_llm.opening.runner import load_runner
 from edge_llm.runner.base import Segment
 from edge_llm.server.metrics import Counted, Metrics, exposition
 from edge_llm.weights.base import ExpertCounts
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.policies import DEFAULT, policy_of
 from edge_llm.weights.recording import mixtures_of
 from edge_llm.weights.replay import guess_rates, replay
 from edge_llm.weights.routing_trace import read_trace
+from edge_llm.weights.sizes import WeightSizes
 
 
 @pytest.fixture(scope="module", params=["olmoe", "glm4_moe"])

@@ -28,8 +28,9 @@ from edge_llm.kernels.linear import Int8Linear
 from edge_llm.kernels.types import TILE_CHANNELS
 from edge_llm.kernels.w4 import GROUP, steps_fit
 from edge_llm.opening.runner import load_runner
-from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.pools import Budget
+from edge_llm.weights.sizes import TABLES, WeightSizes
 from edge_llm.weights.streamed import StreamedWeights
 
 CONFIG = LlamaConfig(

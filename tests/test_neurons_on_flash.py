@@ -26,8 +26,9 @@ from edge_llm.runner.base import Segment
 from edge_llm.schemes.neurons import PAGE, runs_of
 from edge_llm.weights.base import NeuronCounts
 from edge_llm.weights.neurons import RunKey, Window
-from edge_llm.weights.plan import LEAST_RUNS, WeightSizes
+from edge_llm.weights.plan import LEAST_RUNS
 from edge_llm.weights.pools import BufferPool
+from edge_llm.weights.sizes import WeightSizes
 from edge_llm.weights.store import BlockStore
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 60).tolist()

@@ -23,8 +23,9 @@ from edge_llm.runner.base import Segment
 from edge_llm.runner.order import POLICIES
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights import table
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import WeightSizes
 from edge_llm.weights.streamed import StreamedWeights
 
 CONFIG = LlamaConfig(

@@ -27,8 +27,9 @@ from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes.int8_weight import Int8Product
 from edge_llm.weights.memory_plan import NO_TABLES
-from edge_llm.weights.plan import EMBEDDING_ALONE, TABLES, WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import EMBEDDING_ALONE, TABLES, WeightSizes
 from edge_llm.weights.streamed import StreamedWeights
 from edge_llm.weights.turns import RingTurns
 

@@ -28,8 +28,9 @@ from edge_llm.operations.linear import Linear, SourceRows
 from edge_llm.runner.base import Segment
 from edge_llm.schemes import check_tensor, linear_tensors, scheme_of
 from edge_llm.schemes.blocks import check_scales, panels_of_rows, rows_in_panels
-from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.pools import Budget
+from edge_llm.weights.sizes import TABLES, WeightSizes
 from edge_llm.weights.streamed import StreamedWeights
 
 POOL = ThreadPool(2)

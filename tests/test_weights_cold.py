@@ -19,9 +19,9 @@ from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.memory_plan import NO_TABLES
-from edge_llm.weights.plan import OUTPUT_ALONE, TABLES, WeightSizes
 from edge_llm.weights.pools import Budget
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import OUTPUT_ALONE, TABLES, WeightSizes
 from edge_llm.weights.staged import StagedWeights
 from edge_llm.weights.staging import plan_staging
 

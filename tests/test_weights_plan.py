@@ -10,20 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge_llm.errors import UsageError
+from edge_llm.weights.base import OUTPUT
 from edge_llm.weights.budget import MAX_BYTES, parse_memory
-from edge_llm.weights.memory_plan import NO_TABLES, MemoryPlan
-from edge_llm.weights.plan import (
-    EMBEDDING_ALONE,
-    OUTPUT,
-    TABLES,
-    BlockSize,
-    ExpertSizes,
-    NeuronSizes,
-    WeightSizes,
-    layer_ranges,
-    plan_memory,
-    spread,
-)
+from edge_llm.weights.memory_plan import NO_TABLES, MemoryPlan, layer_ranges
+from edge_llm.weights.plan import plan_memory, spread
+from edge_llm.weights.sizes import EMBEDDING_ALONE, TABLES, BlockSize, ExpertSizes, NeuronSizes, WeightSizes
 from edge_llm.weights.speeds import Rates, Work, predict
 
 UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "M": 2**20}

@@ -35,8 +35,9 @@ from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights import table
 from edge_llm.weights.memory_plan import MemoryPlan
-from edge_llm.weights.plan import EMBEDDING_ALONE, WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.sizes import EMBEDDING_ALONE, WeightSizes
 from edge_llm.weights.streamed import StreamedWeights
 
 pytestmark = pytest.mark.thorough(file=8)

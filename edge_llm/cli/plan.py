@@ -24,7 +24,7 @@ from edge_llm.opening.resolve import resolve
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
 from edge_llm.subgraphs.placement import PLACEMENTS
-from edge_llm.weights.plan import layer_ranges
+from edge_llm.weights.memory_plan import layer_ranges
 from edge_llm.weights.speeds import Prediction, Rates, Work, predict
 
 

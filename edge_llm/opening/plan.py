@@ -21,8 +21,7 @@ from edge_llm.paths import name_of
 from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site
 from edge_llm.weights.base import TokenBytes
-from edge_llm.weights.memory_plan import MemoryPlan, StagingPlan
-from edge_llm.weights.plan import layer_ranges
+from edge_llm.weights.memory_plan import MemoryPlan, StagingPlan, layer_ranges
 
 FLOAT_TOKEN_BYTES = 8
 """Of a key's channel in float32, and of a value's."""

@@ -35,8 +35,9 @@ from edge_llm.runner.rows import chunk_lengths
 from edge_llm.schemes import is_in_blocks
 from edge_llm.weights.base import TokenBytes
 from edge_llm.weights.memory_plan import MemoryPlan
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import plan_memory
 from edge_llm.weights.recording import traced_shape
+from edge_llm.weights.sizes import WeightSizes
 from edge_llm.weights.staging import plan_staging
 from edge_llm.weights.token_bytes import card_token, host_token
 

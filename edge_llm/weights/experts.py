@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_llm.formats.direct import direct_buffers
-from edge_llm.formats.layout import group_units
+from edge_llm.formats.layout import group_units, layer_name
 from edge_llm.operations.arithmetic import same_bits_by
 from edge_llm.operations.early_router import GUESSED_ROWS, EarlyRouter, early_router, mixture_of
 from edge_llm.operations.experts import NAME
@@ -85,7 +85,7 @@ class StoredExperts:
 
 
 def _bytes_of(bundle: Bundle, index: int) -> int:
-    return sum(unit.nbytes for unit in group_units(bundle.blocks[f"layers.{index}"]).values())
+    return sum(unit.nbytes for unit in group_units(bundle.blocks[layer_name(index)]).values())
 
 
 class LayerExperts:
@@ -149,6 +149,6 @@ class _Opener:
         }
 
     def open(self, key: Key, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> Opened:
-        block = f"layers.{key.layer}"
+        block = layer_name(key.layer)
         own = {name.removeprefix(f"{block}."): array for name, array in tensors.items()}
         return [open_linear(self._bundle, block, one, own) for one in self._linears[key]]

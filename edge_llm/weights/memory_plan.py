@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NO_TABLES: frozenset[str] = frozenset()
@@ -80,3 +81,14 @@ class StagingPlan:
     """Layers that the card asks for as often, and that stay in main memory as it takes them, ascending."""
     hosted_bytes: int = 0
     """Bytes of main memory that these take; of what the plan holds."""
+
+
+def layer_ranges(layers: Sequence[int]) -> str:
+    """Layer numbers as people write them: ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1][-1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -16,7 +16,7 @@ import numpy as np
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.layout import group_units
+from edge_llm.formats.layout import group_units, layer_name
 from edge_llm.models.layer import Decoder
 from edge_llm.operations.base import Arithmetic
 from edge_llm.operations.early_router import early_router, mixture_of
@@ -61,7 +61,7 @@ def traced_shape(bundle: Bundle) -> TracedShape:
         message = f"no routing of `{bundle.folder.name}` can be traced: {said}; leave --trace-experts out"
         raise UsageError(message, param="trace_experts")
     ((count, used),) = kinds
-    units = [group_units(bundle.blocks[f"layers.{index}"]) for index in range(len(bundle.decoder.layers))]
+    units = [group_units(bundle.blocks[layer_name(index)]) for index in range(len(bundle.decoder.layers))]
     sizes = (max((unit.nbytes for name, unit in each.items() if f".{NAME}." in name), default=0) for each in units)
     return TracedShape(count, used, tuple(sizes))
 

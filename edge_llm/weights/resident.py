@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_llm.formats.layout import layer_name
 from edge_llm.operations.attention import KEY_OFFSET
 from edge_llm.operations.early_router import mixture_of
 from edge_llm.operations.host_call import HostExperts
@@ -89,7 +90,7 @@ def _open_layer(
     bundle: Bundle, index: int, tensors: Mapping[str, np.ndarray], experts: HostExperts | None = None
 ) -> BlockWeights:
     """The weights of layer ``index``, whose ``tensors`` have their names without the layer's."""
-    layer, block = bundle.decoder.layers[index], f"layers.{index}"
+    layer, block = bundle.decoder.layers[index], layer_name(index)
     mixture = None if experts is None else mixture_of(layer)
     elsewhere = set() if mixture is None else {one.name for one in mixture.linears}
     gains = [*(gain.name for gain in layer.gains), *([KEY_OFFSET] if layer.attentions else [])]

@@ -12,6 +12,7 @@ from dataclasses import fields
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.layout import layer_name
 from edge_llm.progress import CountProgress
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, no_channels
@@ -28,7 +29,7 @@ class StagedWeights(StreamedWeights):
     def __init__(self, bundle: Bundle, staging: StagingPlan, progress: CountProgress | None = None) -> None:
         budget = Budget(staging.plan.held_bytes + staging.cold_bytes)
         super().__init__(bundle, staging.plan, progress, streams=staging.hosted, budget=budget)
-        self.hosted = {index: bundle.blocks[f"layers.{index}"].nbytes for index in staging.hosted}
+        self.hosted = {index: bundle.blocks[layer_name(index)].nbytes for index in staging.hosted}
         self.token_bytes = card_token(bundle, staging)
         budget.take("layers for a card", staging.hosted_bytes)
         self._cold = ColdChannels(bundle, budget, staging.cold_bytes)

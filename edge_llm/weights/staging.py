@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_llm.weights.base import OUTPUT, SLOTS
+from edge_llm.weights.base import SLOTS
 from edge_llm.weights.memory_plan import NO_TABLES, MemoryPlan, StagingPlan
-from edge_llm.weights.plan import OUTPUT_ALONE, TABLES, WeightSizes, spread, too_little
+from edge_llm.weights.plan import spread, too_little
+from edge_llm.weights.sizes import OUTPUT_ALONE, TABLES, WeightSizes
 
 COLD_SHARE = 0.1
 """Input channels that overflows wanted take at most this part of the layers' bytes, or `LEAST_COLD` if that is more."""
@@ -49,7 +50,7 @@ def plan_staging(
         hosted = _hosted(streamed, kept, room if budget is None else min(room, budget - held - own_cold))
         hosted_bytes = sum(kept[index] for index in hosted)
         held += hosted_bytes
-        output = sizes.output if OUTPUT in flash_tables and not whole else 0
+        output = 0 if whole else sizes.output_read(flash_tables)
         on_flash = tuple(index for index in streamed if index not in hosted)
         read = sum(sizes.layers[index].stored for index in on_flash) + output
         own_budget = held if budget is None else budget
