@@ -338,6 +338,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     return make
 
+
+# ---- kernels
+
+
 def with_isa(name: str) -> Iterator[str]:
     """The kernels of this instruction set for one test."""
     chosen = kernels.isa()

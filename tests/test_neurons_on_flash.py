@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused_in_a_line(opt, tmp_path):
 # -- the window ------------------------------------------------------------------------------------------------------------
 
 
-class Bringer:
+class Arrived:
     """A block that is there at once."""
 
     def wait(self):
@@ -238,7 +238,7 @@ class Bringer:
 
 def window_of(count, quota):
     pool = BufferPool(range(quota))
-    store = BlockStore(pool, lambda key, buffer, urgent: Bringer(), lambda key, buffer, waited: 1000 + key.run)
+    store = BlockStore(pool, lambda key, buffer, urgent: Arrived(), lambda key, buffer, waited: 1000 + key.run)
     return Window("w", count, quota, store, np.zeros(1, np.int8)), store
 
 

@@ -120,6 +120,7 @@ def _text(reckoned: _Reckoned) -> str:
         ("resident", f"{len(host.resident)} layers: {layer_ranges(host.resident) or 'none'}"),
         ("streamed", f"{len(host.streamed)} layers through {host.slots} slots: {layer_ranges(host.streamed)}"),
         ("from flash", f"{byte_size(host.streamed_bytes)} per generated token, or per window of a prompt"),
+        *_parts_rows(facts),
         ("disk", f"{rates.disk / 1e9:.2f} GB/s"),
         ("memory", f"{rates.memory / 1e9:.1f} GB/s{token}"),
         ("processor", f"{rates.operations / 1e9:.0f} INT8 GOP/s in a layer of this model{assumed}"),
@@ -132,11 +133,13 @@ def _text(reckoned: _Reckoned) -> str:
     if not host.streamed:
         left_out = ("streamed", "from flash", *(() if host.experts is not None else ("free from",)))
         rows = [row for row in rows if row[0] not in left_out]
-    if host.experts is not None:
-        rows.insert(-6, ("experts", expert_words(facts["experts"], host.streamed_bytes)))
-    if host.neurons is not None:
-        rows.insert(-4, ("neurons", neuron_words(facts["neurons"], host.streamed_bytes)))
     return "\n".join(f"{name:11} {value}" for name, value in rows)
+
+
+def _parts_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What comes from flash of layers that are resident but for their experts or neurons."""
+    words = {"experts": expert_words, "neurons": neuron_words}
+    return [(part, say(facts[part], facts["streamed_bytes_per_token"])) for part, say in words.items() if facts[part]]
 
 
 def _assumed(facts: Mapping[str, Any]) -> str:

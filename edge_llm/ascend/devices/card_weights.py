@@ -77,7 +77,7 @@ def keep_products(card: Card[CardLinearT]) -> Keep[CardLinearT]:
     """Keeps the INT8 linears of a layer for `load_products`, and what that leaves to the host."""
 
     def keep(host: Weights, index: int) -> Bring[CardLinearT]:
-        return partial(_put, card, int8_linears(own(expanded(host.use(index)))), host.host_part(index))
+        return partial(_put, card, int8_linears(copied(expanded(host.use(index)))), host.host_part(index))
 
     return keep
 
@@ -92,7 +92,7 @@ def _put(
     return CardBlock(linears, here.gains, experts=here.experts, card=slot.linears)
 
 
-def own(block: BlockWeights) -> BlockWeights:
+def copied(block: BlockWeights) -> BlockWeights:
     """``block`` in memory of its own."""
     return block.moved({name: array.copy() for name, array in block.tensors.items()})
 

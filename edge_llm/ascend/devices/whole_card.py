@@ -15,9 +15,9 @@ from edge_llm.ascend.devices.card_weights import (
     CardWeights,
     Keep,
     Load,
+    copied,
     embedding_runs,
     output_blocks,
-    own,
 )
 from edge_llm.ascend.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.kernels.types import TILE_CHANNELS, TILE_DEPTH
@@ -52,7 +52,7 @@ def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
 
 def keep_whole(chip: EmulatedChip) -> Keep[CardLinear]:
     """Keeps all of a layer for `load_whole`."""
-    return lambda host, index: partial(_put, chip, own(expanded(host.use(index))))
+    return lambda host, index: partial(_put, chip, copied(expanded(host.use(index))))
 
 
 def _put(chip: EmulatedChip, block: BlockWeights, slot: CardSlot[CardLinear]) -> CardBlock[CardLinear]:
