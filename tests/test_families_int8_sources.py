@@ -35,7 +35,8 @@ def checkpoint(tmp_path: Path, family: str, **settings: Any) -> tuple[Path, Quan
     folder, _ = family_folder(tmp_path / "floats", family)
     with open_source(folder) as source:
         tensors = {name: source.read(name) for name in source.names()}
-    made = int8(tensors, chosen=lambda name: name.endswith(("_proj.weight", "c_fc.weight", "fc1.weight", "fc2.weight")), **settings)
+    ends = ("_proj.weight", "c_fc.weight", "fc1.weight", "fc2.weight")
+    made = int8(tensors, chosen=lambda name: name.endswith(ends), **settings)
     raw = json.loads((folder / "config.json").read_text())
     return write_quantized(tmp_path / "int8", raw, made), made
 
