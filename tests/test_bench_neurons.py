@@ -91,3 +91,8 @@ def test_the_command_prints_rows(folder, tmp_path, capsys):
     assert run(["bench", "neurons", str(made), "--tokens", "60", "--windows", "2", "--rank", "16", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["window"] for row in rows] == [0, 0, 0, 2, 2, 0, 0, 2, 2] and rows[-1]["rank"] == 16
+
+
+def test_a_window_that_no_text_is_longer_than_is_refused(folder):
+    with pytest.raises(UsageError, match="below the 3 tokens of the longest text, not `3`"):
+        bench.rows(float_model(folder), [[1, 2], [1, 2, 3]], [[1, 2, 3]], [1, 3], 48, 0.99)

@@ -166,7 +166,13 @@ def in_runs(wanted: Sequence[np.ndarray], run: int) -> list[np.ndarray]:
 
 
 def rows(model: FloatModel, text: Windows, calibration: Windows, lengths: Sequence[int], rank: int, recall: float) -> list[Row]:
-    """A row for each way to read the neurons of ``text``, predictors being trained on ``calibration``."""
+    """A row for each way to read the neurons of ``text``, predictors being trained on ``calibration``.
+
+    Raises `UsageError` for a window (one of ``lengths``, in tokens) that no text is longer than.
+    """
+    window, longest = max(lengths), max(map(len, text))
+    if window >= longest:
+        raise UsageError(f"--windows must be below the {longest} tokens of the longest text, not `{window}`", param="windows")
     guessing = predictors(model, watch(model, calibration), rank, recall)
     seen = watch(model, text)
     guessed = {index: [guessing[index].guess(x) for x in one.inputs] for index, one in seen.items()}
