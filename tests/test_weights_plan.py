@@ -145,6 +145,13 @@ def test_more_memory_never_streams_more(beside: int) -> None:
     assert streamed[-1] == 0
 
 
+def test_layers_are_streamed_where_that_reads_less_than_tables_beside_neurons() -> None:
+    neurons = NeuronSizes(4, 2, 3, 24, 0.0)
+    weights = WeightSizes((BlockSize(34, 46),) * 4, 50, 10, output=137, neurons=neurons)
+    read = [plan_memory(weights, budget, flash_tables=True).streamed_bytes for budget in (193, 194)]
+    assert read == [136, 136]
+
+
 @given(st.data(), st.integers(1, 6), st.integers(2, 40), st.integers(2, 9), st.integers(0, 500))
 def test_more_memory_never_reads_more_experts_or_neurons(
     data: st.DataObject, layers: int, count: int, slot: int, beside: int

@@ -36,20 +36,18 @@ def plan_memory(
     choices = sizes.choices_of_tables if flash_tables else {NO_TABLES: sizes.fixed}
     if sizes.experts is not None and sizes.total > budget:
         return _plan_experts(sizes, sizes.experts, budget, choices, beside)
-    if sizes.neurons is not None and sizes.total > budget:
-        found = _plan_neurons(sizes, sizes.neurons, budget, choices, beside)
-        if found is not None:
-            return found
+    by_neurons = _plans_of_neurons(sizes, budget, choices, beside)
     choices = {tables: fixed for tables, fixed in choices.items() if not kept or OUTPUT not in tables}
     given = sizes, budget, slots, choices, kept
     plans = [*_candidates(*given), *_candidates_beside_neurons(*given)]
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
-    if fitting:
-        whole = [plan for plan in fitting if not plan.streamed and not plan.flash_tables]
-        most = _most(budget, beside)
-        near = [plan for plan in fitting if plan.held_bytes <= most]
-        return min(whole or near or [min(fitting, key=lambda plan: plan.held_bytes)], key=_streamed)
-    raise too_little(budget, min(plan.held_bytes for plan in plans))
+    if not fitting and not by_neurons:
+        raise too_little(budget, min(plan.held_bytes for plan in plans))
+    whole = [plan for plan in fitting if not plan.streamed and not plan.flash_tables]
+    most = _most(budget, beside)
+    near = [plan for plan in fitting if plan.held_bytes <= most]
+    least = sorted(fitting, key=lambda plan: plan.held_bytes)[:1]
+    return min(whole or [*by_neurons, *(near or least)], key=_streamed)
 
 
 def _most(budget: int, beside: int) -> float:
@@ -95,20 +93,20 @@ def _expert_plan(
     return replace(plan, experts=ExpertSlots(quota, ahead, experts.slot.stored, experts.count, slots, experts.missed(quota)))
 
 
-def _plan_neurons(
-    sizes: WeightSizes, neurons: NeuronSizes, budget: int, choices_of_tables: Mapping[frozenset[str], int], beside: int
-) -> MemoryPlan | None:
-    """The plan in which columns of neurons alone are read from flash, and tables where that leaves room for more of them.
-
-    None where ``budget`` does not hold what is left: then layers are streamed.
-    """
+def _plans_of_neurons(
+    sizes: WeightSizes, budget: int, choices_of_tables: Mapping[frozenset[str], int], beside: int
+) -> list[MemoryPlan]:
+    """The plans in which columns of neurons, and tables, are read from flash; none where ``budget`` does not hold the rest."""
+    neurons, plans = sizes.neurons, []
+    if neurons is None:
+        return []
     around = sum(layer.held for layer in sizes.layers) - neurons.total
-    least, plans = min(LEAST_RUNS, neurons.count), []
+    least = min(LEAST_RUNS, neurons.count)
     for tables, fixed in choices_of_tables.items():
         quota = _places(budget, beside, fixed + around, neurons.run_bytes * neurons.linears, least)
         if quota is not None:
             plans.append(_neuron_plan(sizes, neurons, budget, min(neurons.count, quota), tables, fixed + around))
-    return min(plans, key=_streamed, default=None)
+    return plans
 
 
 def _neuron_plan(
