@@ -54,6 +54,7 @@ def test_a_server_that_dies_in_the_middle_leaves_what_came():
         answer.drop()
         chat.wait_for("Failed: ")
         assert "as far as it came" in chat.text
+        chat.wait_gone("Esc stops")  # until then what is sent waits, and behind a failed answer it waits for a person
         chat.write("once more\r")
         assert server.next().body["messages"][1]["content"] == "as far as it came"
 
