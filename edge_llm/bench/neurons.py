@@ -23,7 +23,7 @@ from edge_llm.operations.layer import Layer
 from edge_llm.operations.linear import Linear
 from edge_llm.quant.predictor import Guessed, Predictor, train
 from edge_llm.quant.quality import Quality, Tally, log_softmax
-from edge_llm.schemes.neurons import PAGE, rounded_rows
+from edge_llm.schemes.neurons import rounded_rows, runs_of
 
 Windows = Sequence[Sequence[int]]
 """Texts as token ids, each read from an empty context on."""
@@ -194,7 +194,7 @@ def _exact(seen: dict[int, Seen], active: dict[int, list[np.ndarray]], lengths: 
     yield _row("dense", 0, whole, len(seen), whole, whole, Reads())
     for window in (0, *lengths):
         yield _ways("exact", seen, active, window, columns=True, beside=beside, whole=whole)
-        runs = {index: in_runs(one, _run(seen[index])) for index, one in active.items()}
+        runs = {index: in_runs(one, runs_of(seen[index].neurons.down).neurons) for index, one in active.items()}
         yield _ways("exact, in pages", seen, runs, window, columns=True, beside=beside, whole=whole, pages=True)
 
 
@@ -204,10 +204,6 @@ def _predicted(seen: dict[int, Seen], guessed: dict[int, list[np.ndarray]], leng
     for window in (0, *lengths):
         for bundled in (False, True):
             yield _ways("predicted", seen, guessed, window, columns=False, beside=0, whole=whole, bundled=bundled)
-
-
-def _run(seen: Seen) -> int:
-    return max(1, PAGE // seen.neurons.down.rows)
 
 
 def _ways(
@@ -228,7 +224,7 @@ def _ways(
     for index, one in seen.items():
         found = windowed(wanted[index], window)
         width = one.neurons.down.rows
-        piece = -(-_run(one) * width // PAGE) * PAGE if pages else width * (1 if columns else one.neurons.rows)
+        piece = runs_of(one.neurons.down).nbytes if pages else width * (1 if columns else one.neurons.rows)
         read, held = read + found.missed * piece, held + found.held * piece
         count += found.missed * (1 if columns or bundled else one.neurons.rows)
         total += found

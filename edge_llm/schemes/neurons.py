@@ -53,8 +53,12 @@ class Runs(NamedTuple):
 
 def runs_of(linear: Linear) -> Runs:
     """The runs of ``linear``."""
-    neurons = max(1, PAGE // linear.rows)
-    return Runs(neurons, -(-linear.columns // neurons), -(-neurons * linear.rows // PAGE) * PAGE)
+    return _runs(linear.rows, linear.columns)
+
+
+def _runs(rows: int, columns: int) -> Runs:
+    neurons = max(1, PAGE // rows)
+    return Runs(neurons, -(-columns // neurons), -(-neurons * rows // PAGE) * PAGE)
 
 
 class Found(NamedTuple):
@@ -245,12 +249,11 @@ def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndar
 def in_runs(matrix: np.ndarray, scale: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays of `tensors` for integers int8 [N, K] and their scales float32 [N]."""
     rows, columns = matrix.shape
-    neurons = max(1, PAGE // rows)
-    count, nbytes = -(-columns // neurons), -(-neurons * rows // PAGE) * PAGE
-    whole = np.zeros((count * neurons, rows), np.int8)
+    runs = _runs(rows, columns)
+    whole = np.zeros((runs.total * runs.neurons, rows), np.int8)
     whole[:columns] = matrix.T
-    found = np.zeros((count, nbytes), np.int8)
-    found[:, : neurons * rows] = whole.reshape(count, -1)
+    found = np.zeros((runs.total, runs.nbytes), np.int8)
+    found[:, : runs.neurons * rows] = whole.reshape(runs.total, -1)
     return {COLUMNS: found, CHECKSUMS: checksums_of(found), "scale": scale}
 
 
